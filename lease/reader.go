@@ -1,0 +1,326 @@
+package lease
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// fetch is a request whose blocks are read from another engine.
+type fetch struct {
+	id       string
+	peer     *peer
+	target   Target
+	readback bool      // turn 2: the owner is a decoder, whose lease is not renewed
+	held     bool      // by Hold: renewed, but not read here
+	beats    bool      // heartbeats go out for it
+	until    time.Time // the owner's blocks are gone by then, zero if unknown
+	counted  bool      // in the peer's refs
+
+	phase   fetchPhase
+	pull    Pull
+	ended   rankSet // ranks on which no READ is active any more
+	missing int     // ranks that are not
+	arrived int     // ranks that hold the blocks, checked
+	failed  bool    // Outcome.Fail was given
+	gone    bool    // the engine has finished the request
+	owed    bool    // the engine waits for Outcome.Settled
+	stopped bool    // a Cancel was queued
+	blocks  [][]int // to name in Settled
+	life    *life   // owns the same blocks and waits for the READ
+}
+
+type fetchPhase uint8
+
+const (
+	fetchWaiting fetchPhase = iota // in the engine's queue
+	fetchQueued                    // its pull goes out with the next plan
+	fetchReading                   // on the ranks
+	fetchEnded                     // nothing is read any more
+)
+
+func targetOf(p *Params) Target {
+	t := Target{Request: p.RemoteRequestID, Slot: NoSlot}
+	if p.Lease != nil {
+		t.Slot, t.Nonce = p.Lease.Slot, p.Lease.Nonce
+	}
+	return t
+}
+
+// track starts the heartbeats of a request.
+func (s *Scheduler) track(now time.Time, id string, p *Params) *fetch {
+	f := &fetch{id: id, target: targetOf(p), readback: p.DoRemoteDecode, beats: p.DoRemotePrefill, counted: true}
+	if f.readback && p.RemoteBlocksTTL > 0 {
+		f.until = now.Add(p.RemoteBlocksTTL)
+	}
+	f.peer = s.peers.add(p.Peer(), f.target, f.beats)
+	s.fetches[id] = f
+	return f
+}
+
+// quiet stops the heartbeats of a request.
+func (s *Scheduler) quiet(f *fetch) {
+	if f.beats {
+		f.beats = false
+		s.peers.quiet(f.peer, f.target)
+	}
+}
+
+// canPull says why the pull cannot be started, nil when it can or when there is
+// nothing to start.
+func (s *Scheduler) canPull(op, id string, p *Params, blocks [][]int) error {
+	f := s.fetches[id]
+	if f != nil {
+		switch {
+		case f.held:
+			return &Error{Op: op, Request: id, Detail: "is held under this id; Unhold it first", Err: ErrBusy}
+		case f.gone, f.phase == fetchReading && injected&faultXZOMBIE == 0:
+			return &Error{Op: op, Request: id, Detail: "an earlier READ of this request has not ended", Err: ErrBusy}
+		case f.phase != fetchWaiting:
+			return nil
+		case f.target != targetOf(p) || f.peer.Engine != p.RemoteEngineID:
+			return invalid(op, id, "kv_transfer_params changed since the request was queued")
+		}
+	}
+	if n := countBlocks(blocks); n > 0 {
+		switch {
+		case countBlocks(p.RemoteBlockIDs) == 0:
+			return invalid(op, id, "%d blocks to fill and kv_transfer_params with no remote_block_ids", n)
+		case len(blocks) != len(p.RemoteBlockIDs):
+			return invalid(op, id, "%d transfer groups here and %d in remote_block_ids", len(blocks), len(p.RemoteBlockIDs))
+		}
+		for g := range blocks {
+			if len(blocks[g]) > 0 && len(p.RemoteBlockIDs[g]) == 0 {
+				return invalid(op, id, "%d blocks of group %d to fill and none in remote_block_ids", len(blocks[g]), g)
+			}
+		}
+	}
+	return nil
+}
+
+// pull queues the READs of a request, or ends it when there are none to do.
+func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
+	f := s.fetches[id]
+	if f == nil {
+		f = s.track(now, id, p)
+	}
+	if f.phase != fetchWaiting {
+		return
+	}
+	f.pull = Pull{
+		Request: id, Peer: f.peer.Peer, RemoteRequest: p.RemoteRequestID,
+		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks),
+		// Owners of today do not verify readbacks; those that offer it are held to it.
+		Verify: s.cfg.Verification && (!f.readback || p.Lease != nil),
+	}
+	if p.Lease != nil {
+		l := *p.Lease
+		f.pull.Lease = &l
+	}
+	if p.RemoteBlocksExpiry != nil {
+		e := *p.RemoteBlocksExpiry
+		f.pull.Expiry = &e
+	}
+	if countBlocks(blocks) == 0 {
+		// A full local hit: nothing to read, and nothing to wait for.
+		s.outcome.Run = append(s.outcome.Run, id)
+		s.conclude(f, true)
+		return
+	}
+	if f.pull.Verify {
+		if err := f.pull.Lease.verifiable("verify", id); err != nil {
+			s.fail(f, err, false)
+			s.conclude(f, true)
+			return
+		}
+	}
+	if !f.until.IsZero() && !now.Add(ExpiryMargin).Before(f.until) {
+		// Whatever the owner's clock says: its time to live is over.
+		s.fail(f, &Error{Op: "read back", Request: id, Detail: "the owner's blocks have outlived remote_blocks_ttl", Err: ErrExpired}, false)
+		s.conclude(f, true)
+		return
+	}
+	f.phase = fetchQueued
+	s.queue.read = append(s.queue.read, f)
+}
+
+// ship hands a pull to the ranks.
+func (s *Scheduler) ship(f *fetch) Pull {
+	f.phase = fetchReading
+	f.missing = s.cfg.Ranks
+	// While another request here needs the same lease, this one must not end it.
+	f.pull.Keep = f.peer.refs[f.target].live > 1
+	s.stats.Pulls++
+	p := f.pull
+	p.RemoteBlocks, p.LocalBlocks = cloneBlocks(p.RemoteBlocks), cloneBlocks(p.LocalBlocks)
+	return p
+}
+
+// fail reports a failed load once.
+func (s *Scheduler) fail(f *fetch, err error, quarantined bool) {
+	f.failed, f.owed = true, quarantined
+	cause := CauseOf(err)
+	s.stats.Failed[cause]++
+	s.quiet(f)
+	s.outcome.Fail = append(s.outcome.Fail, Failed{
+		Request: f.id, Err: err, Cause: cause, InvalidBlocks: cloneBlocks(f.pull.LocalBlocks),
+		Recompute: s.cfg.FailurePolicy == Recompute, Quarantined: quarantined,
+	})
+}
+
+// conclude ends a fetch of which no READ is active. The owner is released unless
+// the ranks told it already, once no other request needs its lease.
+func (s *Scheduler) conclude(f *fetch, release bool) {
+	s.quiet(f)
+	f.phase = fetchEnded
+	if f.counted {
+		f.counted = false
+		if last := s.peers.remove(f.peer, f.target); last && (release || f.pull.Keep) {
+			s.queue.release = append(s.queue.release, Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held})
+		}
+	}
+	if f.owed {
+		f.owed = false
+		if f.life != nil {
+			f.life.missing--
+			s.freeIfDone(f.life)
+		} else {
+			s.outcome.Settled = append(s.outcome.Settled, Settled{f.id, f.blocks})
+		}
+	}
+	if f.gone {
+		delete(s.fetches, f.id)
+	}
+}
+
+// endFetch takes note that the engine has finished the request, and reports
+// whether it has to keep the blocks.
+func (s *Scheduler) endFetch(f *fetch, blocks [][]int, l *life) (delayFree bool) {
+	if f.gone {
+		return true // finished before, and still read into
+	}
+	f.gone = true
+	// What was found out but not handed out yet concerns nobody any more.
+	s.outcome.Run = slices.DeleteFunc(s.outcome.Run, func(id string) bool { return id == f.id })
+	s.outcome.Fail = slices.DeleteFunc(s.outcome.Fail, func(r Failed) bool { return r.Request == f.id })
+	switch f.phase {
+	case fetchEnded:
+		delete(s.fetches, f.id)
+		return false
+	case fetchReading:
+		f.owed = true
+		f.blocks = cloneBlocks(blocks)
+		if countBlocks(blocks) == 0 {
+			f.blocks = cloneBlocks(f.pull.LocalBlocks)
+		}
+		if l != nil && l.phase == lifeAborted && l.holds {
+			f.life = l // one Free for both
+			l.missing++
+		}
+		s.quiet(f)
+		s.stop(f)
+		if injected&faultXRELEASE != 0 {
+			s.queue.release = append(s.queue.release, Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce})
+		}
+		return true
+	case fetchQueued:
+		s.queue.read = slices.DeleteFunc(s.queue.read, func(q *fetch) bool { return q == f })
+	}
+	s.conclude(f, true)
+	return false
+}
+
+// stop tells the ranks to give a pull up.
+func (s *Scheduler) stop(f *fetch) {
+	if !f.stopped && f.missing > 0 {
+		f.stopped = true
+		s.queue.cancel = append(s.queue.cancel, f)
+	}
+}
+
+// reading finds the fetch that a rank reports on, nil when it is not one the
+// ranks read.
+func (s *Scheduler) reading(id string) *fetch {
+	f := s.fetches[id]
+	if f == nil || f.phase != fetchReading {
+		s.stats.UnknownReports++
+		return nil
+	}
+	return f
+}
+
+func (s *Scheduler) received(rank int, id string) {
+	f := s.reading(id)
+	if f == nil {
+		return
+	}
+	if !f.ended.add(rank) {
+		s.stats.RepeatedReports++
+		return
+	}
+	f.arrived++
+	s.rankEnded(f)
+}
+
+func (s *Scheduler) failed(rank int, r Failure) {
+	f := s.reading(r.Request)
+	if f == nil {
+		return
+	}
+	if !r.Quarantined && !f.ended.add(rank) {
+		s.stats.RepeatedReports++
+		return
+	}
+	if !f.failed && !f.gone {
+		more := f.missing
+		if !r.Quarantined {
+			more--
+		}
+		cause := r.Cause
+		if cause == 0 || cause >= causeEnd {
+			cause = CauseTransfer
+		}
+		s.fail(f, &Error{Op: "load KV", Request: f.id, Detail: fmt.Sprintf("rank %d: %s", rank, r.Message), Err: cause.Err()}, more > 0)
+		f.blocks = cloneBlocks(f.pull.LocalBlocks)
+	}
+	f.failed = true
+	if !r.Quarantined {
+		s.rankEnded(f)
+	}
+	if f.phase == fetchReading {
+		s.stop(f)
+	}
+}
+
+func (s *Scheduler) settled(rank int, id string) {
+	f := s.reading(id)
+	if f == nil {
+		return
+	}
+	if !f.ended.add(rank) {
+		s.stats.RepeatedReports++
+		return
+	}
+	if !f.failed && !f.gone {
+		s.fail(f, &Error{Op: "load KV", Request: id, Detail: fmt.Sprintf("rank %d gave it up", rank), Err: ErrAborted}, f.missing > 1)
+		f.blocks = cloneBlocks(f.pull.LocalBlocks)
+	}
+	s.rankEnded(f)
+	if f.phase == fetchReading {
+		s.stop(f)
+	}
+}
+
+// rankEnded counts a rank that reads nothing any more.
+func (s *Scheduler) rankEnded(f *fetch) {
+	f.missing--
+	if f.missing > 0 {
+		return
+	}
+	whole := f.arrived == s.cfg.Ranks
+	if whole && !f.gone {
+		s.stats.Received++
+		s.outcome.Run = append(s.outcome.Run, f.id)
+	}
+	s.conclude(f, !whole)
+}

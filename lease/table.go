@@ -1,0 +1,623 @@
+package lease
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"time"
+)
+
+// TableConfig configures a Table.
+type TableConfig struct {
+	// Extension is how far from now a heartbeat moves a deadline, see
+	// [Config.Extension].
+	Extension time.Duration
+	// MaxLife bounds the time from grant to the last moment a heartbeat can
+	// renew to. 0 means no bound.
+	MaxLife time.Duration
+	// Slots is the rank's slot array, nil when it has none.
+	Slots *Slots
+	// MaxEarly is how many read-completes that match no lease are kept for a
+	// lease that is still to come, and EarlyTTL for how long. 0 means 4096 and
+	// one minute.
+	MaxEarly int
+	EarlyTTL time.Duration
+	// MaxNotification is the size cap that ids are checked against, 0 means
+	// DefaultMaxNotification.
+	MaxNotification int
+}
+
+// TableStats counts what happened to the leases of one rank.
+type TableStats struct {
+	Live int64 // lives now, admitted or granted
+
+	Admitted, Granted      int64
+	Read, Expired, Aborted int64 // ends by reason
+	Heartbeats, Renewals   int64 // messages, leases renewed
+	UnknownRenewals        int64 // ids of heartbeats without a lease
+	StaleRenewals          int64 // slots of heartbeats that hold another nonce
+	ReadCompletes          int64 // messages
+	DuplicateReadCompletes int64 // by a sender that was counted before
+	StaleReadCompletes     int64 // for a life of the id that is not here any more
+	NoncelessReadCompletes int64 // taken for a lease that has a nonce (vLLM up to 0.33)
+	RefusedReadCompletes   int64 // without a nonce, before export or for several lives
+	UnmatchedReadCompletes int64 // for no lease: late, early, or nobody's
+	EarlyReadCompletes     int64 // those of the unmatched whose lease came
+	DroppedReadCompletes   int64 // those of the unmatched that were forgotten
+	DroppedGrants          int64 // for lives that had ended
+	DroppedAborts          int64 // for lives that had ended
+	MalformedNotifications int64
+}
+
+// Table is the owner's side of one rank: which lives there are, until when, and
+// what their slots show. A life is admitted (its nonce is in its slot, it has no
+// deadline), granted (it has one), and ends once: read, expired or aborted.
+// Every admitted life needs one Grant or one Abort.
+//
+// A Table is not safe for concurrent use: the step that owns it calls it. Only
+// the slots are read by others. Time comes in with each call; it may stand still
+// or go backwards, which makes leases live longer and breaks nothing. An error
+// means that nothing changed.
+type Table struct {
+	faults       tableFaults
+	ext, maxLife int64
+	maxID        int // notification cap
+	slots        *Slots
+	epoch        time.Time
+
+	byID map[string]lives
+	// A life has the index of its slot. Those without one come after the last
+	// slot. What a renewal needs is apart from the rest, and small.
+	hot  []hotLife
+	cold []coldLife
+	free []int32 // indices after the last slot that are free
+	// spent are the lives that a read-complete ended before their grant, until
+	// the grant or abort comes.
+	spent map[Key]struct{}
+
+	due     deadlines
+	granted int // lives with a deadline
+	early   early
+	ended   []Ended
+	stats   TableStats
+}
+
+type lives struct {
+	newest int32
+	many   bool // coldLife.older leads to others
+}
+
+type hotLife struct {
+	nonce    int64 // 0 unless heartbeats renew it
+	deadline int64 // nanoseconds since epoch
+}
+
+type coldLife struct {
+	request string
+	nonce   int64 // 0: nobody has this index
+	limit   int64 // no renewal goes beyond
+	readers *readers
+	older   int32 // index of an earlier life of the same id, none if negative
+	gen     uint32
+	granted bool
+	export  bool // params have left
+	proven  bool // a reader showed the nonce, so they have
+}
+
+const none = -1
+
+// NewTable makes an empty table.
+func NewTable(cfg TableConfig) (*Table, error) {
+	switch {
+	case cfg.Extension <= 0 || cfg.Extension > MaxTTL:
+		return nil, invalid("new table", "", "extension is %v, must be above 0 and at most %v", cfg.Extension, MaxTTL)
+	case cfg.MaxLife < 0:
+		return nil, invalid("new table", "", "longest life is %v, must not be negative", cfg.MaxLife)
+	case cfg.MaxEarly < 0 || cfg.EarlyTTL < 0:
+		return nil, invalid("new table", "", "%d early read-completes for %v, must not be negative", cfg.MaxEarly, cfg.EarlyTTL)
+	case cfg.MaxNotification != 0 && cfg.MaxNotification < minNotification:
+		return nil, invalid("new table", "", "notifications of %d bytes, must be at least %d", cfg.MaxNotification, minNotification)
+	case cfg.Slots.Len() > math.MaxInt32/2:
+		return nil, invalid("new table", "", "%d slots, must be at most %d", cfg.Slots.Len(), math.MaxInt32/2)
+	}
+	for i := range cfg.Slots.Len() {
+		if v := cfg.Slots.Load(i); v != 0 {
+			return nil, invalid("new table", "", "slot %d holds %d, all must be 0 before the first life", i, v)
+		}
+	}
+	if cfg.MaxEarly == 0 {
+		cfg.MaxEarly = defaultMaxEarly
+	}
+	if cfg.EarlyTTL == 0 {
+		cfg.EarlyTTL = defaultEarlyTTL
+	}
+	return &Table{
+		ext: int64(cfg.Extension), maxLife: int64(cfg.MaxLife), maxID: cfg.MaxNotification, slots: cfg.Slots,
+		byID:  make(map[string]lives),
+		spent: make(map[Key]struct{}),
+		early: early{ttl: int64(cfg.EarlyTTL), cap: int64(cfg.MaxEarly), byKey: make(map[Key]*readers)},
+	}, nil
+}
+
+// at is now in nanoseconds since the first time the table was told.
+func (t *Table) at(now time.Time) int64 {
+	if t.epoch.IsZero() {
+		t.epoch = now
+	}
+	return int64(now.Sub(t.epoch))
+}
+
+// Admit starts a life: its nonce is in its slot when Admit returns. It refuses
+// ids that notifications cannot carry, nonces outside 1 … MaxNonce, a slot that
+// is not there or not free, and a life that is already here.
+func (t *Table) Admit(now time.Time, a Admission) error {
+	at := t.at(now)
+	if err := ValidateRequestID(a.Request, t.maxID); err != nil {
+		return err
+	}
+	key := Key{a.Request, a.Nonce}
+	_, spent := t.spent[key]
+	switch {
+	case a.Nonce < 1 || a.Nonce > MaxNonce:
+		return invalid("admit", a.Request, "nonce is %d, must be 1 to %d", a.Nonce, MaxNonce)
+	case a.Slot < NoSlot || a.Slot >= t.slots.Len():
+		return invalid("admit", a.Request, "slot is %d, the rank has %d", a.Slot, t.slots.Len())
+	case spent || t.find(a.Request, a.Nonce) != none:
+		return invalid("admit", a.Request, "the life with nonce %d was admitted before", a.Nonce)
+	case a.Slot != NoSlot && !t.slots.take(a.Slot, a.Nonce):
+		return invalid("admit", a.Request, "slot %d still holds another nonce", a.Slot)
+	}
+	i := t.index(a.Slot)
+	older := int32(none)
+	if l, ok := t.byID[a.Request]; ok {
+		older = l.newest
+	}
+	c := &t.cold[i]
+	*c = coldLife{request: a.Request, nonce: a.Nonce, older: older, gen: c.gen + 1}
+	t.byID[a.Request] = lives{newest: i, many: older != none}
+	t.stats.Admitted++
+	t.stats.Live++
+
+	if a.Slot == NoSlot {
+		// Its nonce is in no params, so readers report it without.
+		if set := t.early.take(Key{a.Request, 0}); set != nil {
+			t.stats.EarlyReadCompletes += int64(len(set.names))
+			c.readers = set
+		}
+	} else if set := t.early.take(key); set != nil {
+		t.stats.EarlyReadCompletes += int64(len(set.names))
+		c.readers, c.proven = set, true
+		t.endIfRead(at, i)
+	}
+	return nil
+}
+
+// index is where a life with this slot goes.
+func (t *Table) index(slot int) int32 {
+	i := int32(slot)
+	if slot == NoSlot {
+		if n := len(t.free); n > 0 {
+			i = t.free[n-1]
+			t.free = t.free[:n-1]
+			return i
+		}
+		i = int32(max(len(t.hot), t.slots.Len()))
+	}
+	for int(i) >= len(t.hot) {
+		t.hot = append(t.hot, hotLife{})
+		t.cold = append(t.cold, coldLife{})
+	}
+	return i
+}
+
+// find is the index of a life, or none.
+func (t *Table) find(request string, nonce int64) int32 {
+	l, ok := t.byID[request]
+	if !ok {
+		return none
+	}
+	return t.findFrom(l, nonce)
+}
+
+func (t *Table) findFrom(l lives, nonce int64) int32 {
+	i := l.newest
+	for i != none && t.cold[i].nonce != nonce {
+		i = t.cold[i].older
+	}
+	return i
+}
+
+// Grant starts the deadline of an admitted life: now + TTL. A life that a
+// read-complete ended meanwhile stays ended, and the grant is dropped. A life
+// that was never admitted, or not since its last grant, is ErrUnknown or
+// ErrInvalid.
+func (t *Table) Grant(now time.Time, g Grant) error {
+	at := t.at(now)
+	if g.TTL <= 0 || g.TTL > MaxTTL {
+		return invalid("grant", g.Request, "ttl is %v, must be above 0 and at most %v", g.TTL, MaxTTL)
+	}
+	i := t.find(g.Request, g.Nonce)
+	if i == none {
+		key := Key{g.Request, g.Nonce}
+		if _, ok := t.spent[key]; !ok {
+			return &Error{Op: "grant", Request: g.Request, Detail: "no such life was admitted", Err: ErrUnknown}
+		}
+		delete(t.spent, key)
+		t.stats.DroppedGrants++
+		if injected&faultXGRANT != 0 {
+			t.faults.revive(t, at, g)
+		}
+		return nil
+	}
+	c := &t.cold[i]
+	if c.granted {
+		return invalid("grant", g.Request, "the life with nonce %d was granted before", g.Nonce)
+	}
+	c.granted, c.export = true, g.Exported
+	c.limit = math.MaxInt64
+	if t.maxLife > 0 {
+		c.limit = later(at, t.maxLife)
+	}
+	deadline := min(later(at, int64(g.TTL)), c.limit)
+	h := &t.hot[i]
+	h.deadline = deadline
+	if !g.Fixed {
+		h.nonce = c.nonce
+	}
+	t.due.push(due{deadline, i, c.gen})
+	t.granted++
+	t.stats.Granted++
+	t.endIfRead(at, i)
+	return nil
+}
+
+// later adds without overflow.
+func later(at, d int64) int64 {
+	if at > math.MaxInt64-d {
+		return math.MaxInt64
+	}
+	return at + d
+}
+
+// Abort ends a life, admitted or granted. One that has ended already is left
+// alone: an owner may revoke while readers finish.
+func (t *Table) Abort(now time.Time, k Key) error {
+	at := t.at(now)
+	if k.Request == "" || k.Nonce < 1 || k.Nonce > MaxNonce {
+		return invalid("abort", k.Request, "nonce is %d, must be 1 to %d", k.Nonce, MaxNonce)
+	}
+	i := t.find(k.Request, k.Nonce)
+	if i == none {
+		delete(t.spent, k)
+		t.stats.DroppedAborts++
+		return nil
+	}
+	t.end(at, i, ReasonAborted)
+	return nil
+}
+
+// Notify takes one notification: a heartbeat by id ("HB:"), a heartbeat by slot
+// ("HB2:") or a read-complete. What cannot be read is ErrMalformed, and nothing
+// of it is done. Names that match no lease are counted, and are no error. sender
+// is the name of the agent it came from; readers are counted by it.
+func (t *Table) Notify(now time.Time, sender string, payload []byte) error {
+	at := t.at(now)
+	var err error
+	switch {
+	case bytes.HasPrefix(payload, []byte(heartbeatPrefix)):
+		err = t.renewIDs(at, payload[len(heartbeatPrefix):])
+	case bytes.HasPrefix(payload, []byte(slotHeartbeatPrefix)):
+		err = t.renewSlots(at, payload[len(slotHeartbeatPrefix):])
+	default:
+		err = t.readComplete(at, sender, payload)
+	}
+	if err != nil {
+		t.stats.MalformedNotifications++
+	}
+	return err
+}
+
+// renewIDs renews "id,id,…". A heartbeat by id has no nonce, so it renews every
+// life of the id.
+func (t *Table) renewIDs(at int64, ids []byte) error {
+	if len(ids) == 0 || ids[0] == ',' || ids[len(ids)-1] == ',' || bytes.Contains(ids, []byte(",,")) {
+		return malformed(ids, "want ids between the commas of a heartbeat")
+	}
+	t.stats.Heartbeats++
+	deadline := later(at, t.ext)
+	for len(ids) > 0 {
+		id := ids
+		if comma := bytes.IndexByte(ids, ','); comma >= 0 {
+			id, ids = ids[:comma], ids[comma+1:]
+		} else {
+			ids = nil
+		}
+		l, ok := t.byID[string(id)]
+		if !ok {
+			t.stats.UnknownRenewals++
+			if injected&faultM8 != 0 {
+				t.faults.resurrect(t, at, string(id))
+			}
+			continue
+		}
+		t.renew(l.newest, deadline)
+		if l.many {
+			for i := t.cold[l.newest].older; i != none; i = t.cold[i].older {
+				t.renew(i, deadline)
+			}
+		}
+	}
+	return nil
+}
+
+// renewSlots renews (slot uint32, nonce uint64)…, little endian. Only a life
+// that still has the nonce is renewed.
+func (t *Table) renewSlots(at int64, targets []byte) error {
+	if len(targets) == 0 || len(targets)%slotTargetSize != 0 {
+		return malformed(targets, "want 12 bytes for each slot of a heartbeat")
+	}
+	t.stats.Heartbeats++
+	deadline := later(at, t.ext)
+	stale := int64(0)
+	slots := t.hot[:min(len(t.hot), t.slots.Len())]
+	for ; len(targets) >= slotTargetSize; targets = targets[slotTargetSize:] {
+		slot := binary.LittleEndian.Uint32(targets)
+		nonce := int64(binary.LittleEndian.Uint64(targets[4:]))
+		if uint64(slot) >= uint64(len(slots)) || slots[slot].nonce != nonce || nonce == 0 {
+			stale++
+			continue
+		}
+		t.renew(int32(slot), deadline)
+	}
+	t.stats.StaleRenewals += stale
+	return nil
+}
+
+// renew moves a deadline, never backwards. The heap learns of it when the old
+// deadline surfaces. A deadline that has passed but was not reaped still counts:
+// the blocks are still here.
+func (t *Table) renew(i int32, deadline int64) {
+	h := &t.hot[i]
+	if h.nonce == 0 {
+		return // not granted yet, or of a fixed deadline
+	}
+	if t.maxLife > 0 {
+		deadline = min(deadline, t.cold[i].limit)
+	}
+	if deadline > h.deadline || injected&faultXSHORT != 0 {
+		h.deadline = deadline
+	}
+	t.stats.Renewals++
+}
+
+// readComplete counts a reader of the life that the message names.
+func (t *Table) readComplete(at int64, sender string, payload []byte) error {
+	exact, hasNonce := parseWithNonce(payload)
+	plain, hasPlain := parseWithoutNonce(payload)
+	if !hasNonce && !hasPlain {
+		return malformed(payload, "want <request>:<readers> or <request>:<readers>:<nonce>")
+	}
+	t.stats.ReadCompletes++
+	var other bool // a life with another nonce
+	if hasNonce {
+		if l, ok := t.byID[string(exact.Request)]; ok {
+			if i := t.findFrom(l, exact.Nonce); i != none {
+				t.cold[i].proven = true
+				t.count(at, i, sender, exact.Readers)
+				return nil
+			}
+			other = true
+		}
+	}
+	if hasPlain {
+		if l, ok := t.byID[string(plain.Request)]; ok {
+			t.countNonceless(at, l, sender, plain.Readers)
+			return nil
+		}
+	}
+	if other {
+		t.stats.StaleReadCompletes++
+		return nil
+	}
+	t.stats.UnmatchedReadCompletes++
+	if hasNonce {
+		key := Key{string(exact.Request), exact.Nonce}
+		if _, ok := t.spent[key]; !ok {
+			t.stats.DroppedReadCompletes += t.early.add(at, key, sender, exact.Readers)
+		}
+	}
+	if hasPlain {
+		t.stats.DroppedReadCompletes += t.early.add(at, Key{string(plain.Request), 0}, sender, plain.Readers)
+	}
+	return nil
+}
+
+// countNonceless counts a reader that did not say which life it read. While only
+// one is exported it must be that one; of several any guess could free blocks
+// under a reader, so the leases run out instead. Before export nobody can have
+// read: a message that comes then is of an earlier life of the id, unless the
+// life has no nonce to show, when it waits for the grant.
+func (t *Table) countNonceless(at int64, l lives, sender string, n int) {
+	exported, waiting := int32(none), int32(none)
+	for i := l.newest; i != none; i = t.cold[i].older {
+		switch c := &t.cold[i]; {
+		case c.granted && c.export || c.proven || injected&faultM6 != 0:
+			if exported != none {
+				t.stats.RefusedReadCompletes++
+				return
+			}
+			exported = i
+		case !t.hasSlot(i):
+			waiting = i
+		}
+	}
+	switch {
+	case exported != none:
+		if t.hasSlot(exported) {
+			t.stats.NoncelessReadCompletes++
+		}
+		if injected&faultM6 != 0 {
+			t.cold[exported].proven = true
+		}
+		t.count(at, exported, sender, n)
+	case waiting != none:
+		t.count(at, waiting, sender, n)
+	default:
+		t.stats.RefusedReadCompletes++
+	}
+}
+
+func (t *Table) hasSlot(i int32) bool { return int(i) < t.slots.Len() }
+
+func (t *Table) count(at int64, i int32, sender string, n int) {
+	c := &t.cold[i]
+	if c.readers == nil {
+		c.readers = &readers{}
+		if injected&faultXSEEN != 0 {
+			c.readers = t.faults.seen(t, c.request)
+		}
+	}
+	if !c.readers.add(sender, n) {
+		t.stats.DuplicateReadCompletes++
+	}
+	t.endIfRead(at, i)
+}
+
+// endIfRead ends a life that all its readers are done with. A life that is not
+// known to be exported waits for its grant.
+func (t *Table) endIfRead(at int64, i int32) {
+	c := &t.cold[i]
+	if c.readers == nil || !c.readers.done() || !(c.granted && c.export || c.proven) {
+		return
+	}
+	if !c.granted {
+		t.spent[Key{c.request, c.nonce}] = struct{}{}
+	}
+	t.end(at, i, ReasonRead)
+}
+
+// end ends a life: first its slot shows 0, only then is it reported.
+func (t *Table) end(at int64, i int32, reason Reason) {
+	c := &t.cold[i]
+	if t.hasSlot(i) {
+		t.faults.zero(t, i, c.nonce)
+	} else {
+		t.free = append(t.free, i)
+	}
+	t.unlink(i)
+	t.ended = append(t.ended, Ended{c.request, c.nonce, reason})
+	switch reason {
+	case ReasonRead:
+		t.stats.Read++
+	case ReasonExpired:
+		t.stats.Expired++
+	case ReasonAborted:
+		t.stats.Aborted++
+	}
+	t.stats.Live--
+	if c.granted {
+		t.granted--
+	}
+	if injected != 0 {
+		t.faults.remember(t, at, i)
+	}
+	t.hot[i] = hotLife{}
+	*c = coldLife{gen: c.gen + 1}
+	t.tidy()
+}
+
+// unlink takes a life out of the lives of its id.
+func (t *Table) unlink(i int32) {
+	c := &t.cold[i]
+	l := t.byID[c.request]
+	if l.newest == i {
+		if c.older == none {
+			delete(t.byID, c.request)
+			return
+		}
+		l.newest = c.older
+	} else {
+		j := l.newest
+		for t.cold[j].older != i {
+			j = t.cold[j].older
+		}
+		t.cold[j].older = c.older
+	}
+	t.byID[c.request] = lives{newest: l.newest, many: t.cold[l.newest].older != none}
+}
+
+// tidy drops the heap's entries of ended leases when they are the majority.
+func (t *Table) tidy() {
+	if len(t.due) > 2*t.granted+64 {
+		t.due.keep(t.current)
+	}
+}
+
+// current reports whether the entry is that of a granted life.
+func (t *Table) current(d due) bool {
+	c := &t.cold[d.index]
+	return c.gen == d.gen && c.granted
+}
+
+// settle brings the first entry of the heap up to date and reports whether there
+// is one.
+func (t *Table) settle() bool {
+	for len(t.due) > 0 {
+		d := t.due[0]
+		switch {
+		case !t.current(d):
+			t.due.pop()
+		case t.hot[d.index].deadline != d.at && injected&faultXREAP == 0:
+			t.due[0].at = t.hot[d.index].deadline
+			t.due.down(0)
+		default:
+			return true
+		}
+	}
+	return false
+}
+
+// Reap ends every lease whose deadline is not after now, and returns how many
+// that were. When nothing is due it looks at one entry. Call it last in a step:
+// a heartbeat that waited out a long forward pass still saves its lease.
+func (t *Table) Reap(now time.Time) int {
+	at := t.at(now)
+	if injected != 0 {
+		t.faults.lateFaults(t)
+	}
+	t.stats.DroppedReadCompletes += t.early.expire(at)
+	n := 0
+	for len(t.due) > 0 && t.due[0].at <= at && t.settle() && t.due[0].at <= at {
+		i := t.due[0].index
+		t.due.pop()
+		t.end(at, i, ReasonExpired)
+		n++
+	}
+	return n
+}
+
+// NextDeadline is when the first lease is due, false when none has a deadline.
+func (t *Table) NextDeadline() (time.Time, bool) {
+	if !t.settle() {
+		return time.Time{}, false
+	}
+	return t.epoch.Add(time.Duration(t.due[0].at)), true
+}
+
+// Ended appends the lives that ended since the last call. Their slots are 0, so
+// it is safe to report them.
+func (t *Table) Ended(dst []Ended) []Ended {
+	dst = append(dst, t.ended...)
+	clear(t.ended) // lets go of the ids
+	t.ended = t.ended[:0]
+	if cap(t.ended) > 1024 {
+		t.ended = nil
+	}
+	return dst
+}
+
+// Len is the number of lives, admitted or granted.
+func (t *Table) Len() int { return int(t.stats.Live) }
+
+// Stats is a snapshot of the counters.
+func (t *Table) Stats() TableStats { return t.stats }
