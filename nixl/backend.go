@@ -1,0 +1,169 @@
+package nixl
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// Backend is a transport plugin that an agent uses, UCX for instance. It lives
+// as long as its agent.
+type Backend struct {
+	a    *agent
+	h    handle
+	name string
+	mems uint64 // bit set of the memory types that it serves
+}
+
+// Name returns the name of the plugin.
+func (b *Backend) Name() string { return b.name }
+
+// Plugins returns the names of the plugins that the library found.
+//
+// Implements:
+//
+//	nixl_capi_get_available_plugins
+func (a *Agent) Plugins() ([]string, error) {
+	const op = "list plugins"
+	if err := a.s.lock(op); err != nil {
+		return nil, err
+	}
+	defer a.s.mu.Unlock()
+	names, st := rawPlugins(a.s.h)
+	slices.Sort(names)
+	return names, failed(op, "", st)
+}
+
+// PluginParams returns a plugin's parameters with their defaults, and the
+// memory types that it serves.
+//
+// Implements:
+//
+//	nixl_capi_get_plugin_params
+func (a *Agent) PluginParams(plugin string) (map[string]string, []MemType, error) {
+	op := "get the parameters of plugin " + plugin
+	if err := checkPlugin(op, plugin); err != nil {
+		return nil, nil, err
+	}
+	if err := a.s.lock(op); err != nil {
+		return nil, nil, err
+	}
+	defer a.s.mu.Unlock()
+	pairs, mems, st := rawPluginParams(a.s.h, cname(plugin))
+	return pairMap(pairs), memSet(mems), failed(op, "", st)
+}
+
+// Params returns the parameters that the backend runs with, and the memory
+// types that it serves.
+//
+// Implements:
+//
+//	nixl_capi_get_backend_params
+func (b *Backend) Params() (map[string]string, []MemType, error) {
+	op := "get the parameters of backend " + b.name
+	if err := b.a.lock(op); err != nil {
+		return nil, nil, err
+	}
+	defer b.a.mu.Unlock()
+	pairs, mems, st := rawBackendParams(b.a.h, b.h)
+	return pairMap(pairs), memSet(mems), failed(op, "", st)
+}
+
+// CreateBackend loads a plugin into the agent. The parameters replace the
+// plugin's defaults (see PluginParams). One backend of each plugin is allowed.
+//
+// The C API answers every failure with one status, so the error lists what
+// usually causes it: the environment that UCX and the plugin search saw.
+//
+// Implements:
+//
+//	nixl_capi_create_params, nixl_capi_params_add, nixl_capi_create_backend
+func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend, error) {
+	op := "create backend " + plugin
+	if err := checkPlugin(op, plugin); err != nil {
+		return nil, err
+	}
+	var pairs []byte
+	for _, key := range slices.Sorted(maps.Keys(params)) {
+		value := params[key]
+		if key == "" || strings.Contains(key, "\x00") || strings.Contains(value, "\x00") {
+			return nil, invalid(op, "the parameter %q=%q is empty or contains NUL", key, value)
+		}
+		pairs = append(append(pairs, cname(key)...), cname(value)...)
+	}
+	if err := a.s.lock(op); err != nil {
+		return nil, err
+	}
+	defer a.s.mu.Unlock()
+	if slices.ContainsFunc(a.s.backends, func(b *Backend) bool { return b.name == plugin }) {
+		return nil, invalid(op, "the agent has that backend already")
+	}
+	h, st := rawBackendCreate(a.s.h, cname(plugin), pairs, len(params))
+	if st < 0 {
+		found, _ := rawPlugins(a.s.h)
+		return nil, &Error{Op: op, Status: st, Detail: backendHint(plugin, found)}
+	}
+	_, mems, st := rawBackendParams(a.s.h, h)
+	if st < 0 {
+		rawBackendDestroy(h)
+		return nil, failed(op, "", st)
+	}
+	b := &Backend{a: a.s, h: h, name: plugin, mems: mems}
+	a.s.backends = append(a.s.backends, b)
+	return b, nil
+}
+
+func checkPlugin(op, plugin string) error {
+	if plugin == "" || len(plugin) > MaxName || strings.Contains(plugin, "\x00") {
+		return invalid(op, "the plugin name %q is empty, too long or contains NUL", plugin)
+	}
+	return nil
+}
+
+// backendHint says what to look at when a backend does not start.
+func backendHint(plugin string, found []string) string {
+	var b strings.Builder
+	if !slices.Contains(found, plugin) {
+		slices.Sort(found)
+		fmt.Fprintf(&b, "no plugin of that name was found, only %q; look at ", found)
+		writeVariables(&b, "NIXL_PLUGIN_DIR")
+		return b.String()
+	}
+	b.WriteString("look at ")
+	writeVariables(&b, "UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR")
+	b.WriteString("; UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO print the cause to standard error")
+	return b.String()
+}
+
+func writeVariables(b *strings.Builder, names ...string) {
+	for i, name := range names {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		if v, ok := os.LookupEnv(name); ok {
+			fmt.Fprintf(b, "%s=%q", name, v)
+		} else {
+			fmt.Fprintf(b, "%s (unset)", name)
+		}
+	}
+}
+
+func pairMap(pairs []string) map[string]string {
+	m := make(map[string]string, len(pairs)/2)
+	for i := 0; i+1 < len(pairs); i += 2 {
+		m[pairs[i]] = pairs[i+1]
+	}
+	return m
+}
+
+func memSet(bits uint64) []MemType {
+	var ms []MemType
+	for m := range MemType(memTypes) {
+		if bits>>m&1 != 0 {
+			ms = append(ms, m)
+		}
+	}
+	return ms
+}

@@ -1,0 +1,117 @@
+// Package nixl binds the C API of NIXL (nixl_capi), which moves memory between
+// processes by one-sided READs and WRITEs over UCX and other transports. It is
+// thin: one method for each concept of the C API, named in the method's
+// comment. What it adds is that no call can crash the process: arguments,
+// lifetimes and states that the C library trusts are checked here.
+//
+// The library is loaded at run time (see [Load]); building needs no NIXL.
+//
+// # From an agent to a READ
+//
+// The owner of some memory creates an [Agent] with a backend, allocates a
+// [Buffer], registers it, and sends its metadata to the reader by a channel of
+// its own:
+//
+//	owner, err := nixl.NewAgent("", nixl.Config{})
+//	_, err = owner.CreateBackend("UCX", nil)
+//	memory, err := nixl.AllocBuffer(1 << 20)
+//	_, err = owner.Register(memory)
+//	blob, err := owner.LocalMetadata()
+//
+// The reader does the same for the memory that it reads into, and loads what the
+// owner sent. Then it prepares one [List] of the owner's memory and one of its
+// own, once, and makes a [Transfer] for each READ by naming descriptors of both
+// by index:
+//
+//	name, err := reader.LoadRemote(blob)
+//	remote, err := reader.PrepareRemote(name, nixl.DRAM, theirs)
+//	local, err := reader.PrepareLocal(nixl.DRAM, ours)
+//	x, err := reader.NewTransfer(nixl.Read, local, []int32{7, 8}, remote, []int32{3, 4}, nixl.TransferOptions{})
+//	_, err = x.Post()
+//	err = x.Wait(ctx)
+//
+// Descriptors that are neighbours on both sides are joined into one, so blocks
+// in order are much faster than blocks at random. [PollAll] polls any number of
+// transfers in one call.
+//
+// Agents send each other short messages with [Agent.Notify] and
+// [Agent.Notifications]; a transfer can carry one that arrives when it is done.
+//
+// # Who owns what
+//
+//	object         made by                     ends with                              until then
+//	Agent          NewAgent                    Close, which ends all that follows
+//	Backend        CreateBackend               its agent
+//	Buffer         AllocBuffer                 Close; unmapped when no living agent   registered memory stays mapped
+//	                                           ever registered it
+//	Registration   Register                    Close, refused while lists or          peers can reach the memory,
+//	                                           transfers refer to it; or its agent    over TCP even afterwards
+//	List           PrepareLocal, PrepareRemote Close; or its agent                    its registrations cannot be closed
+//	Transfer       NewTransfer                 Close, refused until it is settled;    the local memory of a READ is the
+//	                                           or its agent                           library's from Post until settled
+//	Notification   Notifications               the collector; it is Go memory
+//	metadata       LocalMetadata               the collector; it is Go memory
+//
+// A Close is safe to repeat. An agent, list or transfer that is collected
+// without Close is a leak: Config.Logger is told, and nothing is freed.
+//
+// The bytes of a READ land in memory that the reader must not use for anything
+// else until the transfer is settled ([Transfer.Settled]). Nothing stops a
+// transfer once it is posted: not a deadline, not Close, not a dead peer, only
+// the end of its agent. A negative status alone is no proof that writing ended.
+//
+// # Concurrency
+//
+// Everything may be called from any goroutine at any time, also beside Close.
+// Calls on one agent exclude each other for the length of one crossing into C,
+// so long lists are prepared and posted one after the other; agents are
+// independent. Nobody holds a lock or a thread while waiting: [Transfer.Wait]
+// sleeps between polls. Each agent that posted something has one goroutine,
+// which polls what nobody else polls and ends with the agent.
+//
+// # Errors
+//
+// Errors are of type [*Error] and match the sentinels of this package with
+// errors.Is. ErrInvalid means that the call was refused and nothing changed.
+// ErrPeer means that a sound request failed: the peer or the way to it. The C
+// library itself answers both with one status.
+//
+// # Environment
+//
+// [Load] sets these variables before it opens the library, unless they are set:
+//
+//	UCX_DEBUG_SIGNO=0               UCX takes SIGHUP otherwise
+//	UCX_LOG_FILE=stderr             UCX prints on standard output otherwise
+//	UCX_TCP_USER_TIMEOUT=10s        silent packet loss becomes an error
+//	UCX_TCP_TX_SEG_SIZE=64K         faster large READs over TCP
+//	UCX_RCACHE_MAX_UNRELEASED=1024  bounds UCX's registration cache
+//	UCX_HANDLE_ERRORS=none          always, also over a user's value: with bt, a nil
+//	                                dereference in Go would kill the process
+//
+// [EnvDefaults] gives the same table to programs. NIXL and UCX print their own
+// diagnostics on standard error; NIXL_LOG_LEVEL and UCX_LOG_LEVEL set how many.
+//
+// # Trust
+//
+// Whoever holds an agent's metadata can read and write its registered memory,
+// and can crash its process. The names that notifications come from are what
+// the sender says. Metadata and the transports belong on networks that are
+// trusted.
+//
+// # Readers that die over TCP
+//
+// Over TCP, UCX answers a READ from the owner's progress thread. When the reader
+// dies in the middle of one, with answers still queued, the UCX of these wheels
+// (1.23) touches memory of requests that never were set up, and the owner's
+// process ends by SIGSEGV or SIGABRT: 7 of 81 readers killed in a READ of 32 MiB
+// took it along. No setting avoids it; UCX_PROTO_ENABLE=n does, but NIXL's READs
+// do not work with it. RDMA transports do not answer READs in software.
+//
+// # Leaving through libc
+//
+// The wheel's UCX crashes in a destructor that libc's exit runs. A Go program
+// leaves by a system call and never notices, but two kinds of program do leave
+// through libc: c-shared libraries in a C host, which should end with _exit, and
+// test binaries built with -race, whose TestMain should end with
+// syscall.Exit(m.Run()).
+package nixl

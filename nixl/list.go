@@ -1,0 +1,211 @@
+package nixl
+
+import (
+	"fmt"
+	"math"
+	"runtime"
+)
+
+// List is a prepared descriptor list, of local or of remote memory. Transfers
+// pick descriptors of two lists by index, which is the cheapest way to start
+// one: no descriptor crosses into C again. One List serves any number of
+// transfers.
+type List struct {
+	s       *list
+	cleanup runtime.Cleanup
+}
+
+type list struct {
+	a      *agent
+	h      handle
+	mem    MemType
+	remote string // "" for a local list
+	peer   *peer  // nil for a local list and for the agent's own memory
+	n      int
+	// Lengths, to pair descriptors without asking the library: one for all if
+	// they are equal (most lists), else one each.
+	each    uint64
+	lengths []uint64
+	regs    []*registration // held while the list or a transfer made from it lives
+	uses    int             // transfers made from it
+	closed  bool
+}
+
+func (l *list) length(i int32) uint64 {
+	if l.lengths == nil {
+		return l.each
+	}
+	return l.lengths[i]
+}
+
+// Len returns the number of descriptors.
+func (l *List) Len() int { return l.s.n }
+
+// PrepareLocal prepares descriptors of this agent's memory. Each must lie
+// inside one live registration.
+//
+// Implements:
+//
+//	nixl_capi_create_xfer_dlist, nixl_capi_xfer_dlist_add_desc,
+//	nixl_capi_prep_xfer_dlist, nixl_capi_destroy_xfer_dlist
+func (a *Agent) PrepareLocal(mem MemType, descs []Desc) (*List, error) {
+	return a.prepare("prepare local list", "", mem, descs)
+}
+
+// PrepareRemote prepares descriptors of a peer's memory. Each must lie inside
+// one range that the peer's metadata offers. The agent's own name stands for
+// its own registrations.
+//
+// An address outside of what the peer registered makes the peer's process
+// crash, so this check is what keeps a bad block number from doing so.
+//
+// Implements: as PrepareLocal.
+func (a *Agent) PrepareRemote(remote string, mem MemType, descs []Desc) (*List, error) {
+	const op = "prepare remote list"
+	if err := checkName(op, remote); err != nil {
+		return nil, err
+	}
+	return a.prepare(op, remote, mem, descs)
+}
+
+func (a *Agent) prepare(op, remote string, mem MemType, descs []Desc) (*List, error) {
+	if err := checkDescs(op, mem, descs); err != nil {
+		return nil, err
+	}
+	s := a.s
+	l := &list{a: s, mem: mem, remote: remote, n: len(descs)}
+	l.setLengths(descs)
+	if err := s.lock(op); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	owner := []byte{0}
+	if remote == "" || remote == s.name {
+		if err := l.holdRegistrations(op, descs); err != nil {
+			return nil, err
+		}
+	}
+	if remote != "" {
+		owner = cname(remote)
+	}
+	if remote != "" && remote != s.name {
+		l.peer = s.peers[remote]
+		if l.peer == nil {
+			return nil, &Error{Op: op, Remote: remote, Cause: ErrNotFound, Detail: "load the peer's metadata first"}
+		}
+		for i, d := range descs {
+			if !l.peer.ranges.contains(mem, d) {
+				return nil, &Error{Op: op, Remote: remote, Cause: ErrInvalid,
+					Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, d, l.peer.ranges)}
+			}
+		}
+	}
+	var st Status
+	l.h, st = rawPrepare(s.h, owner, mem, descs)
+	if st < 0 {
+		return nil, &Error{Op: op, Remote: remote, Status: st, Detail: "no common backend serves " + mem.String()}
+	}
+	for _, r := range l.regs {
+		r.uses++
+	}
+	s.lists[l] = struct{}{}
+	out := &List{s: l}
+	out.cleanup = runtime.AddCleanup(out, (*list).warnLeak, l)
+	return out, nil
+}
+
+// checkDescs refuses what no list can hold.
+func checkDescs(op string, mem MemType, descs []Desc) error {
+	if !mem.valid() {
+		return invalid(op, "the memory type %d does not exist", int32(mem))
+	}
+	if len(descs) == 0 {
+		return invalid(op, "the list is empty")
+	}
+	if len(descs) > math.MaxInt32 {
+		return invalid(op, "%d descriptors are more than %d", len(descs), math.MaxInt32)
+	}
+	for i, d := range descs {
+		if d.Len == 0 {
+			return invalid(op, "descriptor %d, %v, has no length", i, d)
+		}
+		if _, ok := d.end(); !ok {
+			return invalid(op, "descriptor %d, %v, wraps around the address space", i, d)
+		}
+	}
+	return nil
+}
+
+func (l *list) setLengths(descs []Desc) {
+	l.each = descs[0].Len
+	for i, d := range descs {
+		if d.Len != l.each && l.lengths == nil {
+			l.lengths = make([]uint64, len(descs))
+			for k := range i {
+				l.lengths[k] = l.each
+			}
+		}
+		if l.lengths != nil {
+			l.lengths[i] = d.Len
+		}
+	}
+}
+
+// holdRegistrations finds the registrations that the descriptors lie in.
+func (l *list) holdRegistrations(op string, descs []Desc) error {
+	var last *registration
+	seen := map[*registration]bool{}
+	for i, d := range descs {
+		if last != nil && last.mem == l.mem && last.Dev == d.Dev && d.Addr >= last.Addr && d.Len <= last.Len && d.Addr-last.Addr <= last.Len-d.Len {
+			continue
+		}
+		last = l.a.regs.containing(l.mem, d)
+		if last == nil {
+			return invalid(op, "descriptor %d, %s%v, is not inside a live registration of agent %s", i, l.mem, d, l.a.name)
+		}
+		if !seen[last] {
+			seen[last] = true
+			l.regs = append(l.regs, last)
+		}
+	}
+	return nil
+}
+
+// Close releases the list. Transfers made from it go on. A second Close does
+// nothing.
+//
+// Implements:
+//
+//	nixl_capi_release_xfer_dlist_handle
+func (l *List) Close() error {
+	l.cleanup.Stop()
+	s := l.s.a
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || l.s.closed {
+		return nil
+	}
+	l.s.closed = true
+	delete(s.lists, l.s)
+	st := rawListRelease(s.h, l.s.h) // freed whatever it answers
+	l.s.unhold()
+	return failed("release list", l.s.remote, st)
+}
+
+// unhold lets go of the registrations once neither the list nor a transfer needs them.
+func (l *list) unhold() {
+	if l.closed && l.uses == 0 {
+		for _, r := range l.regs {
+			r.uses--
+		}
+		l.regs = nil
+	}
+}
+
+func (l *list) warnLeak() {
+	l.a.mu.Lock()
+	defer l.a.mu.Unlock()
+	if !l.closed && !l.a.closed {
+		l.a.log.Warn("nixl: a prepared list was dropped without Close", "agent", l.a.name, "remote", l.remote, "descriptors", l.n)
+	}
+}

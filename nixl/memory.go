@@ -1,0 +1,200 @@
+package nixl
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"unsafe"
+)
+
+// MemType is the kind of memory that a descriptor names (nixl_capi_mem_type_t).
+type MemType int32
+
+// The memory types of NIXL.
+const (
+	DRAM MemType = iota
+	VRAM
+	Block
+	Object
+	File
+
+	memTypes = int(File) + 1
+)
+
+var memTypeNames = [memTypes]string{"DRAM", "VRAM", "BLOCK", "OBJECT", "FILE"}
+
+// String returns NIXL's name of the type.
+func (m MemType) String() string {
+	if m.valid() {
+		return memTypeNames[m]
+	}
+	return fmt.Sprintf("MemType(%d)", int32(m))
+}
+
+func (m MemType) valid() bool { return m >= 0 && int(m) < memTypes }
+
+// ParseMemType reads a name in any case. Errors match ErrInvalid.
+func ParseMemType(name string) (MemType, error) {
+	for m, n := range memTypeNames {
+		if strings.EqualFold(n, name) {
+			return MemType(m), nil
+		}
+	}
+	return 0, invalid("parse memory type", "%q is none of %s", name, strings.Join(memTypeNames[:], ", "))
+}
+
+// Desc is a descriptor: Len bytes at Addr of device Dev. DRAM has device 0.
+// The addresses of a peer's memory are numbers here, never pointers.
+type Desc struct{ Addr, Len, Dev uint64 }
+
+// end returns the address behind the descriptor, false when it wraps around 2^64.
+func (d Desc) end() (uint64, bool) {
+	end := d.Addr + d.Len
+	return end, end >= d.Addr
+}
+
+func (d Desc) String() string { return fmt.Sprintf("[%#x +%d dev %d]", d.Addr, d.Len, d.Dev) }
+
+// Memory is what an agent can register: a *Buffer. Memory of the Go heap is not
+// among it, as the collector may give it to somebody else while peers write it.
+type Memory interface {
+	region() (region, error)
+	// retain keeps the memory mapped until the agent's Close releases it.
+	retain(*agent) error
+	release(*agent)
+}
+
+// region is one registration as it crosses into C.
+type region struct {
+	mem MemType
+	Desc
+	meta     []byte
+	backends []handle
+}
+
+// Buffer is page-aligned memory outside of the Go heap, zeroed at first. Peers
+// read and write it once it is registered.
+//
+// The library's threads may touch registered memory as long as an agent lives
+// that ever registered it, deregistered or not: a peer's READ of memory that
+// was unmapped kills the owner's process. Close therefore unmaps at once only
+// when no living agent ever registered the Buffer, and leaves the unmapping to
+// the Close of the last such agent otherwise.
+type Buffer struct {
+	mu     sync.Mutex
+	mapped []byte              // whole pages, as mapped
+	data   []byte              // the first size bytes of them
+	agents map[*agent]struct{} // living agents that registered it at any time
+	closed bool
+}
+
+// AllocBuffer maps size bytes, rounded up to whole pages inside.
+func AllocBuffer(size int) (*Buffer, error) {
+	if size <= 0 {
+		return nil, invalid("allocate buffer", "the size %d is not positive", size)
+	}
+	page := os.Getpagesize()
+	rounded := (size + page - 1) / page * page
+	if rounded < size {
+		return nil, invalid("allocate buffer", "the size %d is too large", size)
+	}
+	mapped, err := rawMap(rounded)
+	if err != nil {
+		return nil, fmt.Errorf("nixl: allocate buffer of %d bytes: %w", size, err)
+	}
+	return &Buffer{mapped: mapped, data: mapped[:size:size]}, nil
+}
+
+// Bytes returns the memory, nil once the Buffer is closed. The slice must not
+// be used after the memory was unmapped.
+func (b *Buffer) Bytes() []byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	return b.data
+}
+
+// Addr returns the address of the first byte, 0 once the Buffer is closed.
+func (b *Buffer) Addr() uint64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return 0
+	}
+	return b.addr()
+}
+
+func (b *Buffer) addr() uint64 { return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b.data)))) }
+
+// Len returns the size in bytes, also of a closed Buffer.
+func (b *Buffer) Len() int { return len(b.data) }
+
+// Desc returns the descriptor of length bytes at offset. Errors match ErrInvalid or ErrClosed.
+func (b *Buffer) Desc(offset, length int) (Desc, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return Desc{}, closed("describe buffer")
+	}
+	if offset < 0 || length <= 0 || offset > len(b.data) || length > len(b.data)-offset {
+		return Desc{}, invalid("describe buffer", "%d bytes at offset %d are not inside %d bytes", length, offset, len(b.data))
+	}
+	return Desc{Addr: b.addr() + uint64(offset), Len: uint64(length)}, nil
+}
+
+// Close ends the use of the Buffer. The memory is unmapped now, or by the Close
+// of the last agent that ever registered it. A second Close does nothing.
+func (b *Buffer) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	if len(b.agents) > 0 {
+		return nil
+	}
+	return b.unmap()
+}
+
+// unmap runs with b.mu held, once.
+func (b *Buffer) unmap() error {
+	if err := rawUnmap(b.mapped); err != nil {
+		return fmt.Errorf("nixl: unmap buffer: %w", err)
+	}
+	return nil
+}
+
+func (b *Buffer) region() (region, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return region{}, closed("register buffer")
+	}
+	return region{mem: DRAM, Desc: Desc{Addr: b.addr(), Len: uint64(len(b.data))}}, nil
+}
+
+func (b *Buffer) retain(a *agent) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return closed("register buffer")
+	}
+	if b.agents == nil {
+		b.agents = map[*agent]struct{}{}
+	}
+	b.agents[a] = struct{}{}
+	return nil
+}
+
+func (b *Buffer) release(a *agent) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.agents, a)
+	if b.closed && len(b.agents) == 0 {
+		b.unmap() // nobody is left to tell
+	}
+}

@@ -1,0 +1,54 @@
+//go:build !cgo
+
+package nixl
+
+import "errors"
+
+// Without cgo the package compiles, and Load answers an error that says so. No
+// agent can exist then, so none of the calls below is ever reached.
+
+type handle = uint64
+
+const noCgo = "this program was built without cgo: build it with CGO_ENABLED=1 and a C compiler"
+
+func rawLoad(string) (int, string)  { return notOpened, noCgo }
+func functionName(int) string       { return "" }
+func rawMap(int) ([]byte, error)    { return nil, errors.New(noCgo) }
+func rawUnmap([]byte) error         { return nil }
+func rawMissing() []string          { return nil }
+func rawAgentDestroy(handle) Status { return statusLacks }
+
+func rawAgentCreate([]byte, bool, int, uint64, uint64, bool) (handle, Status) { return 0, statusLacks }
+
+func rawPlugins(handle) ([]string, Status)                          { return nil, statusLacks }
+func rawPluginParams(handle, []byte) ([]string, uint64, Status)     { return nil, 0, statusLacks }
+func rawBackendParams(handle, handle) ([]string, uint64, Status)    { return nil, 0, statusLacks }
+func rawBackendCreate(handle, []byte, []byte, int) (handle, Status) { return 0, statusLacks }
+func rawBackendDestroy(handle) Status                               { return statusLacks }
+func rawRegister(handle, *region) Status                            { return statusLacks }
+func rawDeregister(handle, *region) Status                          { return statusLacks }
+func rawLocalMetadata(handle) ([]byte, Status)                      { return nil, statusLacks }
+func rawLoadMetadata(handle, []byte) (string, Status)               { return "", statusLacks }
+func rawInvalidate(handle, []byte) Status                           { return statusLacks }
+func rawCheck(handle, []byte, MemType, []Desc) Status               { return statusLacks }
+func rawConnect(handle, []byte) Status                              { return statusLacks }
+func rawPrepare(handle, []byte, MemType, []Desc) (handle, Status)   { return 0, statusLacks }
+func rawListRelease(handle, handle) Status                          { return statusLacks }
+
+func rawMake(handle, Op, handle, []int32, handle, []int32, *TransferOptions) (handle, Status) {
+	return 0, statusLacks
+}
+
+func rawPost(handle, handle) Status           { return statusLacks }
+func rawPoll(handle, []pollItem)              {}
+func rawRelease(handle, handle) Status        { return statusLacks }
+func rawNotify(handle, []byte, []byte) Status { return statusLacks }
+
+func rawEstimate(handle, handle) (int64, int64, Status) { return 0, 0, statusLacks }
+
+type inbox struct{}
+
+func (*inbox) open() Status                       { return statusLacks }
+func (*inbox) drain(handle) ([]byte, int, Status) { return nil, 0, statusLacks }
+func (*inbox) trim(int)                           {}
+func (*inbox) close()                             {}

@@ -1,0 +1,118 @@
+package nixl
+
+import (
+	"encoding/binary"
+	"math"
+)
+
+// Notification is a message that reached the agent.
+type Notification struct {
+	From    string // name of the agent that sent it, as that agent gives it
+	Payload []byte // the caller's; the payloads of one drain share memory
+}
+
+// Notify sends a message to a peer. It neither waits nor confirms: a peer that
+// is stopped or cut off silently looks alive for minutes. ErrNotFound says that
+// the peer is unknown, ErrPeer that the transport reported it dead.
+//
+// Implements:
+//
+//	nixl_capi_gen_notif
+func (a *Agent) Notify(remote string, msg []byte) error {
+	const op = "notify"
+	if err := checkName(op, remote); err != nil {
+		return err
+	}
+	if len(msg) > math.MaxInt32 {
+		return invalid(op, "the message has %d bytes", len(msg))
+	}
+	s := a.s
+	if err := s.lock(op); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	var name []byte
+	if p := s.peers[remote]; p != nil {
+		name = p.cname
+	} else {
+		name = cname(remote)
+	}
+	switch st := rawNotify(s.h, name, msg); {
+	case st >= 0:
+		return nil
+	case st == StatusBackend && len(s.backends) > 0:
+		return s.peerError(op, remote)
+	default:
+		return failed(op, remote, st)
+	}
+}
+
+const (
+	keepInbox   = 1 << 20 // bytes of C buffer kept between drains
+	keepSenders = 4096    // names kept between drains
+)
+
+// Notifications appends to dst what arrived since the last call, each message
+// once, and returns the extended slice. It costs one crossing, and allocates
+// nothing when nothing arrived. What is not drained queues without bound in the
+// library. Messages and an error can come together.
+//
+// Implements:
+//
+//	nixl_capi_get_notifs, nixl_capi_notif_map_size, nixl_capi_notif_map_get_agent_at,
+//	nixl_capi_notif_map_get_notifs_size, nixl_capi_notif_map_get_notif, nixl_capi_notif_map_clear
+func (a *Agent) Notifications(dst []Notification) ([]Notification, error) {
+	const op = "get notifications"
+	s := a.s
+	if err := s.lock(op); err != nil {
+		return dst, err
+	}
+	defer s.mu.Unlock()
+	packed, count, st := s.inbox.drain(s.h)
+	if count > 0 {
+		dst = s.unpackInbox(dst, packed, count)
+		s.inbox.trim(keepInbox)
+	}
+	if st == StatusBackend && len(s.backends) == 0 {
+		return dst, invalid(op, "the agent has no backend yet: call CreateBackend first")
+	}
+	return dst, failed(op, "", st)
+}
+
+func (s *agent) unpackInbox(dst []Notification, packed []byte, count int) []Notification {
+	var total int
+	for rest := packed; len(rest) > 0; {
+		_, rest = packedField(rest)
+		var payload []byte
+		payload, rest = packedField(rest)
+		total += len(payload)
+	}
+	payloads := make([]byte, 0, total)
+	for range count {
+		var from, payload []byte
+		from, packed = packedField(packed)
+		payload, packed = packedField(packed)
+		start := len(payloads)
+		payloads = append(payloads, payload...)
+		dst = append(dst, Notification{From: s.sender(from), Payload: payloads[start:len(payloads):len(payloads)]})
+	}
+	return dst
+}
+
+func packedField(b []byte) (field, rest []byte) {
+	n := binary.NativeEndian.Uint32(b)
+	return b[4 : 4+n], b[4+n:]
+}
+
+// sender returns the name as a string, the same one for each message of a sender.
+func (s *agent) sender(name []byte) string {
+	if known, ok := s.senders[string(name)]; ok {
+		return known
+	}
+	if len(s.senders) >= keepSenders {
+		clear(s.senders)
+	}
+	n := string(name)
+	s.senders[n] = n
+	return n
+}

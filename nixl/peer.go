@@ -1,0 +1,205 @@
+package nixl
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+)
+
+// peer is a remote agent whose metadata is loaded. A reload makes a new peer:
+// lists and transfers of the old one hold keys that the library has freed.
+type peer struct {
+	name   string
+	cname  []byte
+	digest [sha256.Size]byte
+	ranges remoteRanges
+	conns  []byte // connection information of all backends, as serialised
+	active int    // transfers in flight
+	failed bool   // a transfer ended with a transport error
+	gone   bool   // replaced, invalidated, or dropped by the library
+}
+
+// LocalMetadata returns what peers need to reach this agent: connection
+// information of its backends and the registrations of this moment. It is
+// opaque bytes for LoadRemote; who holds them can read and write all registered
+// memory, so it belongs on trusted channels only.
+//
+// Implements:
+//
+//	nixl_capi_get_local_md
+func (a *Agent) LocalMetadata() ([]byte, error) {
+	const op = "get local metadata"
+	if err := a.s.lock(op); err != nil {
+		return nil, err
+	}
+	defer a.s.mu.Unlock()
+	blob, st := rawLocalMetadata(a.s.h)
+	if st < 0 {
+		return nil, &Error{Op: op, Status: st, Detail: "an agent needs a backend first"}
+	}
+	return blob, nil
+}
+
+// LoadRemote loads a peer's metadata and returns the peer's name. The blob's
+// frame is checked before the library sees it (ErrInvalid). Its connection
+// information and keys are opaque: if those are damaged, the library can refuse
+// the name for the rest of the agent's life, or crash, so the caller compares a
+// digest that came by another way. An unchanged blob
+// of a peer that is loaded is accepted without work, as each reload costs a
+// socket on both sides. So is one that only offers more memory than before. Any
+// other replaces the old metadata: lists and transfers made from that are then
+// ErrStale, and the replacement is refused with ErrActive while a transfer to
+// the peer is active.
+//
+// Implements:
+//
+//	nixl_capi_load_remote_md, nixl_capi_check_remote_md, nixl_capi_invalidate_remote_md
+func (a *Agent) LoadRemote(blob []byte) (name string, err error) {
+	const op = "load remote metadata"
+	f, err := parseMetadata(blob)
+	if err != nil {
+		return "", err
+	}
+	s := a.s
+	if f.name == s.name {
+		return "", &Error{Op: op, Remote: f.name, Cause: ErrInvalid, Detail: "the peer has this agent's own name; names must be unique"}
+	}
+	p := &peer{name: f.name, cname: cname(f.name), digest: sha256.Sum256(blob), ranges: f.ranges, conns: f.conns}
+	if err := s.lock(op); err != nil {
+		return "", err
+	}
+	defer s.mu.Unlock()
+	if old := s.peers[f.name]; old != nil {
+		known := rawCheck(s.h, old.cname, DRAM, nil) == StatusSuccess
+		if known && old.digest == p.digest {
+			return f.name, nil
+		}
+		// Only what was loaded may be loaded again: if the library finds a
+		// range with another key, it drops the peer but keeps the connection,
+		// and the name never loads again.
+		if known && bytes.Equal(old.conns, p.conns) && p.ranges.include(old.ranges) {
+			if _, st := rawLoadMetadata(s.h, blob); st >= 0 {
+				old.digest, old.ranges = p.digest, p.ranges
+				return f.name, nil
+			}
+		}
+		if old.active > 0 {
+			return "", &Error{Op: op, Remote: f.name, Cause: ErrActive, Detail: fmt.Sprintf("%d transfers to the peer are in flight", old.active)}
+		}
+		s.drop(old)
+	}
+	got, st := rawLoadMetadata(s.h, blob)
+	if st < 0 {
+		rawInvalidate(s.h, p.cname) // what was loaded before it failed
+		return "", &Error{Op: op, Remote: f.name, Status: st, Detail: "no backend of this agent fits the peer's, or the metadata is damaged"}
+	}
+	if got != f.name {
+		rawInvalidate(s.h, cname(got))
+		return "", &Error{Op: op, Remote: f.name, Cause: ErrInvalid, Detail: fmt.Sprintf("the library read the name %q", got)}
+	}
+	s.peers[f.name] = p
+	return f.name, nil
+}
+
+// drop ends a peer in the library and here. s.mu is held.
+func (s *agent) drop(p *peer) Status {
+	p.gone = true
+	if s.peers[p.name] == p {
+		delete(s.peers, p.name)
+	}
+	return rawInvalidate(s.h, p.cname)
+}
+
+// InvalidateRemote forgets a peer. Lists and transfers made for it are then
+// ErrStale. It is refused with ErrActive while a transfer to it is active: the
+// library would answer at once, and the bytes would land all the same. An
+// unknown name is ErrNotFound.
+//
+// Implements:
+//
+//	nixl_capi_invalidate_remote_md
+func (a *Agent) InvalidateRemote(name string) error {
+	const op = "invalidate remote metadata"
+	if err := checkName(op, name); err != nil {
+		return err
+	}
+	s := a.s
+	if err := s.lock(op); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	if p := s.peers[name]; p != nil {
+		if p.active > 0 {
+			return &Error{Op: op, Remote: name, Cause: ErrActive, Detail: fmt.Sprintf("%d transfers to the peer are in flight", p.active)}
+		}
+		if st := s.drop(p); st != StatusNotFound { // the library may have dropped it before
+			return failed(op, name, st)
+		}
+		return nil
+	}
+	if name == s.name {
+		return &Error{Op: op, Remote: name, Cause: ErrInvalid, Detail: "that is this agent's own name"}
+	}
+	return failed(op, name, rawInvalidate(s.h, cname(name)))
+}
+
+// CheckRemote asks whether metadata of the peer is loaded and, with
+// descriptors, whether it covers them. ErrNotFound says that it is not or does
+// not. It sends nothing: a peer that died stays known.
+//
+// Implements:
+//
+//	nixl_capi_check_remote_md
+func (a *Agent) CheckRemote(name string, mem MemType, descs []Desc) error {
+	const op = "check remote metadata"
+	if err := checkName(op, name); err != nil {
+		return err
+	}
+	if len(descs) > 0 {
+		if err := checkDescs(op, mem, descs); err != nil {
+			return err
+		}
+	}
+	if err := a.s.lock(op); err != nil {
+		return err
+	}
+	defer a.s.mu.Unlock()
+	return failed(op, name, rawCheck(a.s.h, cname(name), mem, descs))
+}
+
+// Connect opens the connection to a peer now instead of on the first transfer.
+//
+// Implements:
+//
+//	nixl_capi_agent_make_connection
+func (a *Agent) Connect(name string) error {
+	const op = "connect"
+	if err := checkName(op, name); err != nil {
+		return err
+	}
+	s := a.s
+	if err := s.lock(op); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	st := rawConnect(s.h, cname(name))
+	if st == StatusBackend {
+		return s.peerError(op, name)
+	}
+	return failed(op, name, st)
+}
+
+// peerError explains a backend error of a call that was sound: the peer or the
+// transport. It asks whether the library still knows the peer. s.mu is held.
+func (s *agent) peerError(op, name string) error {
+	e := &Error{Op: op, Remote: name, Status: StatusBackend, Cause: ErrPeer}
+	if rawCheck(s.h, cname(name), DRAM, nil) == StatusNotFound {
+		if p := s.peers[name]; p != nil {
+			s.drop(p)
+		}
+		e.Detail = "the library has dropped the peer's metadata; load it again"
+	} else {
+		e.Detail = "the peer may be gone; if it is back, invalidate its metadata and load the new"
+	}
+	return e
+}

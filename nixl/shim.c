@@ -1,0 +1,422 @@
+//go:build cgo
+
+#define _GNU_SOURCE
+#include "shim.h"
+#include "capi.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+/* The function table, filled once by nixlgo_load under a lock held in Go. */
+#define MEMBER(result, name, params) result(*name) params;
+typedef struct {
+    NX_FUNCTIONS(MEMBER) NX_PLANNED(MEMBER)
+} function_table;
+static function_table api;
+
+#define INDEX(result, name, params) INDEX_##name,
+enum { NX_REQUIRED(INDEX) REQUIRED_COUNT, LAST_REQUIRED = REQUIRED_COUNT - 1, NX_OPTIONAL(INDEX) NX_PLANNED(INDEX) COUNT };
+
+#define ENTRY(result, name, params) {"nixl_capi_" #name, offsetof(function_table, name)},
+static const struct {
+    const char *name;
+    size_t offset;
+} functions[] = {NX_FUNCTIONS(ENTRY) NX_PLANNED(ENTRY)};
+
+#define NEED(name)                                                                                 \
+    if (!api.name)                                                                                 \
+        return NIXLGO_LACKS - INDEX_##name;
+
+static void **slot(function_table *t, int i) {
+    return (void **)((char *)t + functions[i].offset);
+}
+
+int nixlgo_load(const char *path, char *message, size_t size) {
+    /* dlopen and dlerror are in one C call: dlerror's text belongs to the thread. */
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        const char *text = dlerror();
+        snprintf(message, size, "%s", text ? text : "dlopen failed");
+        return NIXLGO_NOT_OPENED;
+    }
+    function_table found;
+    size_t used = 0;
+    message[0] = 0;
+    for (int i = 0; i < COUNT; i++) {
+        *slot(&found, i) = dlsym(library, functions[i].name);
+        if (!*slot(&found, i) && i < REQUIRED_COUNT && used < size)
+            used += (size_t)snprintf(message + used, size - used, "%s%s", used ? ", " : "", functions[i].name);
+    }
+    if (used) {
+        dlclose(library);
+        return NIXLGO_INCOMPLETE;
+    }
+    if (found.is_stub()) {
+        dlclose(library);
+        return NIXLGO_STUB;
+    }
+    api = found;
+    return NIXLGO_LOADED;
+}
+
+const char *nixlgo_function_name(int i) {
+    return i >= 0 && i < COUNT ? functions[i].name : NULL;
+}
+
+int nixlgo_function_missing(int i) {
+    return !*slot(&api, i);
+}
+
+void nixlgo_free(void *returned) {
+    if (api.mem_free)
+        api.mem_free(returned);
+    else
+        free(returned);
+}
+
+/* Through libc, whose calls UCX hooks: its registration cache would not see Go's own munmap. */
+int nixlgo_map(size_t size, void **memory) {
+    *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return *memory == MAP_FAILED ? errno : 0;
+}
+
+int nixlgo_unmap(void *memory, size_t size) {
+    return munmap(memory, size) ? errno : 0;
+}
+
+void nixlgo_bytes_free(nixlgo_bytes *b) {
+    free(b->data);
+    *b = (nixlgo_bytes){0};
+}
+
+static int pack(nixlgo_bytes *b, const void *data, size_t len) {
+    if (len > UINT32_MAX)
+        return NIXLGO_GARBLED;
+    size_t need = b->len + sizeof(uint32_t) + len;
+    if (need > b->cap) {
+        size_t cap = need < 2 * b->cap ? 2 * b->cap : need;
+        uint8_t *grown = realloc(b->data, cap);
+        if (!grown)
+            return NIXLGO_NO_MEMORY;
+        b->data = grown;
+        b->cap = cap;
+    }
+    uint32_t n = (uint32_t)len;
+    memcpy(b->data + b->len, &n, sizeof n);
+    if (len)
+        memcpy(b->data + b->len + sizeof n, data, len);
+    b->len = need;
+    return 0;
+}
+
+/* Agents and backends */
+
+int nixlgo_agent_create(const char *name, int listen, int port, uint64_t progress_us, uint64_t listen_us,
+                        int telemetry, uint64_t *out) {
+    nx_config c = {
+        .enable_prog_thread = true, /* without it nothing moves unless both sides poll */
+        .enable_listen_thread = listen,
+        .listen_port = port,
+        .thread_sync = NX_SYNC_RW, /* goroutines move between threads; NONE turns the agent's lock off */
+        .num_workers = 1,
+        .pthr_delay_us = progress_us,
+        .lthr_delay_us = listen_us,
+        .capture_telemetry = telemetry,
+    };
+    nx_agent a = NULL;
+    int s = api.create_configured_agent(name, &c, &a);
+    *out = (uintptr_t)a;
+    return s;
+}
+
+int nixlgo_agent_destroy(uint64_t agent) {
+    return api.destroy_agent((nx_agent)(uintptr_t)agent);
+}
+
+int nixlgo_plugins(uint64_t agent, nixlgo_bytes *names) {
+    nx_string_list list = NULL;
+    size_t n = 0;
+    int s = api.get_available_plugins((nx_agent)(uintptr_t)agent, &list);
+    if (s)
+        return s;
+    s = api.string_list_size(list, &n);
+    for (size_t i = 0; !s && i < n; i++) {
+        const char *name = NULL;
+        s = api.string_list_get(list, i, &name);
+        if (!s)
+            s = pack(names, name, strlen(name));
+    }
+    api.destroy_string_list(list);
+    return s;
+}
+
+/* Packs key, value, key, value, … and the memory types as a bit set; ends both lists. */
+static int unpack_params(nx_params params, nx_mem_list list, nixlgo_bytes *out, uint64_t *mems) {
+    bool empty = true, more;
+    size_t n = 0;
+    nx_param_iter it = NULL;
+    int s = api.params_is_empty(params, &empty);
+    if (!s && !empty)
+        s = api.params_create_iterator(params, &it);
+    if (it) {
+        do {
+            const char *key = NULL, *value = NULL;
+            more = false;
+            s = api.params_iterator_next(it, &key, &value, &more);
+            if (!s && !key)
+                break;
+            if (!s)
+                s = pack(out, key, strlen(key));
+            if (!s)
+                s = pack(out, value, strlen(value));
+        } while (!s && more);
+        api.params_destroy_iterator(it);
+    }
+    *mems = 0;
+    if (!s)
+        s = api.mem_list_size(list, &n);
+    for (size_t i = 0; !s && i < n; i++) {
+        nx_mem m = NX_MEM_UNKNOWN;
+        s = api.mem_list_get(list, i, &m);
+        if (!s && m < 64)
+            *mems |= (uint64_t)1 << m;
+    }
+    api.destroy_params(params);
+    api.destroy_mem_list(list);
+    return s;
+}
+
+int nixlgo_plugin_params(uint64_t agent, const char *plugin, nixlgo_bytes *params, uint64_t *mems) {
+    nx_mem_list list = NULL;
+    nx_params p = NULL;
+    int s = api.get_plugin_params((nx_agent)(uintptr_t)agent, plugin, &list, &p);
+    return s ? s : unpack_params(p, list, params, mems);
+}
+
+int nixlgo_backend_params(uint64_t agent, uint64_t backend, nixlgo_bytes *params, uint64_t *mems) {
+    nx_mem_list list = NULL;
+    nx_params p = NULL;
+    int s = api.get_backend_params((nx_agent)(uintptr_t)agent, (nx_backend)(uintptr_t)backend, &list, &p);
+    return s ? s : unpack_params(p, list, params, mems);
+}
+
+/* pairs: key NUL value NUL, pair_count times. */
+int nixlgo_backend_create(uint64_t agent, const char *plugin, const char *pairs, size_t pair_count,
+                          uint64_t *out) {
+    nx_params p = NULL;
+    nx_backend b = NULL;
+    int s = api.create_params(&p);
+    if (s)
+        return s;
+    for (size_t i = 0; !s && i < pair_count; i++) {
+        const char *value = pairs + strlen(pairs) + 1;
+        s = api.params_add(p, pairs, value);
+        pairs = value + strlen(value) + 1;
+    }
+    if (!s)
+        s = api.create_backend((nx_agent)(uintptr_t)agent, plugin, p, &b);
+    api.destroy_params(p);
+    *out = (uintptr_t)b;
+    return s;
+}
+
+int nixlgo_backend_destroy(uint64_t backend) {
+    return api.destroy_backend((nx_backend)(uintptr_t)backend);
+}
+
+/* Registration */
+
+static int with_region(uint64_t agent, const nixlgo_region *r,
+                       nx_status (*call)(nx_agent, nx_reg_dlist, nx_opt_args)) {
+    nx_reg_dlist list = NULL;
+    nx_opt_args args = NULL;
+    int s = api.create_reg_dlist((nx_mem)r->mem, &list);
+    if (s)
+        return s;
+    s = api.reg_dlist_add_desc(list, (uintptr_t)r->desc.addr, r->desc.len, r->desc.dev, r->meta, r->meta_len);
+    if (!s && r->backend_count)
+        s = api.create_opt_args(&args);
+    for (size_t i = 0; !s && i < r->backend_count; i++)
+        s = api.opt_args_add_backend(args, (nx_backend)(uintptr_t)r->backends[i]);
+    if (!s)
+        s = call((nx_agent)(uintptr_t)agent, list, args);
+    if (args)
+        api.destroy_opt_args(args);
+    api.destroy_reg_dlist(list);
+    return s;
+}
+
+int nixlgo_register(uint64_t agent, const nixlgo_region *r) {
+    return with_region(agent, r, api.register_mem);
+}
+
+int nixlgo_deregister(uint64_t agent, const nixlgo_region *r) {
+    return with_region(agent, r, api.deregister_mem);
+}
+
+/* Metadata */
+
+int nixlgo_local_md(uint64_t agent, void **data, size_t *len) {
+    return api.get_local_md((nx_agent)(uintptr_t)agent, data, len);
+}
+
+int nixlgo_load_md(uint64_t agent, const void *blob, size_t len, char **name) {
+    return api.load_remote_md((nx_agent)(uintptr_t)agent, blob, len, name);
+}
+
+int nixlgo_invalidate_md(uint64_t agent, const char *remote) {
+    return api.invalidate_remote_md((nx_agent)(uintptr_t)agent, remote);
+}
+
+static int build(uint32_t mem, const nixlgo_desc *d, size_t n, nx_xfer_dlist *out) {
+    int s = api.create_xfer_dlist(mem, out);
+    for (size_t i = 0; !s && i < n; i++)
+        s = api.xfer_dlist_add_desc(*out, (uintptr_t)d[i].addr, d[i].len, d[i].dev);
+    if (s && *out) {
+        api.destroy_xfer_dlist(*out);
+        *out = NULL;
+    }
+    return s;
+}
+
+int nixlgo_check_md(uint64_t agent, const char *remote, uint32_t mem, const nixlgo_desc *descs, size_t n) {
+    nx_xfer_dlist list = NULL;
+    if (!n)
+        return api.check_remote_md((nx_agent)(uintptr_t)agent, remote, NULL);
+    int s = build(mem, descs, n, &list);
+    if (s)
+        return s;
+    s = api.check_remote_md((nx_agent)(uintptr_t)agent, remote, list);
+    api.destroy_xfer_dlist(list);
+    return s;
+}
+
+int nixlgo_connect(uint64_t agent, const char *remote) {
+    return api.agent_make_connection((nx_agent)(uintptr_t)agent, remote, NULL);
+}
+
+/* Prepared lists and transfers */
+
+int nixlgo_prepare(uint64_t agent, const char *owner, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                   uint64_t *out) {
+    nx_xfer_dlist list = NULL;
+    nx_prepped h = NULL;
+    int s = build(mem, descs, n, &list);
+    if (s)
+        return s;
+    s = api.prep_xfer_dlist((nx_agent)(uintptr_t)agent, owner, list, &h, NULL);
+    api.destroy_xfer_dlist(list);
+    *out = (uintptr_t)h;
+    return s;
+}
+
+int nixlgo_list_release(uint64_t agent, uint64_t list) {
+    return api.release_xfer_dlist_handle((nx_agent)(uintptr_t)agent, (nx_prepped)(uintptr_t)list);
+}
+
+int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
+                const int32_t *ri, size_t n, const void *message, size_t message_len, int notify,
+                int skip_merge, uint64_t *out) {
+    nx_opt_args args = NULL;
+    nx_req req = NULL;
+    int s = 0;
+    if (notify || skip_merge)
+        s = api.create_opt_args(&args);
+    if (!s && notify) { /* the message first: the flag decides whether an empty one is sent */
+        s = api.opt_args_set_notif_msg(args, message, message_len);
+        if (!s)
+            s = api.opt_args_set_has_notif(args, true);
+    }
+    if (!s && skip_merge)
+        s = api.opt_args_set_skip_desc_merge(args, true);
+    if (!s)
+        s = api.make_xfer_req((nx_agent)(uintptr_t)agent, op, (nx_prepped)(uintptr_t)local, li, n,
+                              (nx_prepped)(uintptr_t)remote, ri, n, &req, args);
+    if (args)
+        api.destroy_opt_args(args);
+    *out = (uintptr_t)req;
+    return s;
+}
+
+int nixlgo_post(uint64_t agent, uint64_t req) {
+    /* No optional arguments: any would drop the notification that was set at creation. */
+    return api.post_xfer_req((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req, NULL);
+}
+
+void nixlgo_poll(uint64_t agent, nixlgo_poll_item *items, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        items[i].status = api.get_xfer_status((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)items[i].req);
+}
+
+int nixlgo_release(uint64_t agent, uint64_t req) {
+    int s = api.release_xfer_req((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req);
+    return s ? s : api.destroy_xfer_req((nx_req)(uintptr_t)req);
+}
+
+int nixlgo_estimate(uint64_t agent, uint64_t req, int64_t *duration_us, int64_t *margin_us) {
+    nx_cost method;
+    NEED(estimate_xfer_cost)
+    return api.estimate_xfer_cost((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req, NULL, duration_us, margin_us,
+                                  &method);
+}
+
+/* Notifications */
+
+int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len) {
+    /* The library builds a std::string from the pointer, which must not be NULL. */
+    return api.gen_notif((nx_agent)(uintptr_t)agent, remote, message ? message : "", len, NULL);
+}
+
+int nixlgo_inbox_open(nixlgo_inbox *box) {
+    nx_notif_map map = NULL;
+    int s = api.create_notif_map(&map);
+    *box = (nixlgo_inbox){.map = (uintptr_t)map};
+    return s;
+}
+
+int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box) {
+    nx_notif_map map = (nx_notif_map)(uintptr_t)box->map;
+    size_t senders = 0;
+    box->packed.len = 0;
+    box->count = 0;
+    int got = api.get_notifs((nx_agent)(uintptr_t)agent, map, NULL);
+    int s = api.notif_map_size(map, &senders);
+    for (size_t i = 0; !s && i < senders; i++) {
+        const char *from = NULL;
+        size_t n = 0;
+        s = api.notif_map_get_agent_at(map, i, &from);
+        if (s)
+            break;
+        if (api.notif_map_get_notifs_size(map, from, &n))
+            continue; /* a name with a NUL byte: the C API cannot reach its messages */
+        for (size_t k = 0; !s && k < n; k++) {
+            const void *data = NULL;
+            size_t len = 0;
+            s = api.notif_map_get_notif(map, from, k, &data, &len);
+            if (!s)
+                s = pack(&box->packed, from, strlen(from));
+            if (!s)
+                s = pack(&box->packed, data, len);
+            if (!s)
+                box->count++;
+        }
+    }
+    if (s) { /* the map keeps everything: get_notifs appends, and the next drain packs it again */
+        box->count = 0;
+        return s;
+    }
+    if (senders)
+        s = api.notif_map_clear(map);
+    return got ? got : s;
+}
+
+void nixlgo_inbox_close(nixlgo_inbox *box) {
+    if (box->map)
+        api.destroy_notif_map((nx_notif_map)(uintptr_t)box->map);
+    nixlgo_bytes_free(&box->packed);
+    *box = (nixlgo_inbox){0};
+}

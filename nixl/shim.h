@@ -1,0 +1,94 @@
+/*
+ * The calls that cross from Go: each does the work of several C API calls on
+ * whole arrays. Handles cross as integers. A result below NIXLGO_LACKS names a
+ * function that the loaded library does not have.
+ */
+#ifndef NIXLGO_SHIM_H
+#define NIXLGO_SHIM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define NIXLGO_NO_MEMORY (-100) /* malloc failed on our side; nothing was lost */
+#define NIXLGO_GARBLED (-101)   /* the library contradicted itself */
+#define NIXLGO_LACKS (-1000)    /* -1000 - index of the function */
+
+/* Results of nixlgo_load. */
+enum { NIXLGO_LOADED = 0, NIXLGO_NOT_OPENED, NIXLGO_INCOMPLETE, NIXLGO_STUB };
+
+typedef struct {
+    uint64_t addr, len, dev;
+} nixlgo_desc;
+
+typedef struct {
+    uint64_t req;
+    int32_t status;
+    int32_t reserved;
+} nixlgo_poll_item;
+
+/* A growing buffer of ours. Fields are packed as uint32 length and bytes. */
+typedef struct {
+    uint8_t *data;
+    size_t len, cap;
+} nixlgo_bytes;
+
+typedef struct {
+    nixlgo_bytes packed; /* sender, payload, sender, payload, … */
+    uint64_t count;
+    uint64_t map;
+} nixlgo_inbox;
+
+typedef struct {
+    uint64_t mem;
+    nixlgo_desc desc;
+    const void *meta;
+    size_t meta_len;
+    const uint64_t *backends;
+    size_t backend_count;
+} nixlgo_region;
+
+int nixlgo_load(const char *path, char *message, size_t size);
+const char *nixlgo_function_name(int index);
+int nixlgo_function_missing(int index);
+void nixlgo_free(void *returned);
+int nixlgo_map(size_t size, void **memory);
+int nixlgo_unmap(void *memory, size_t size);
+void nixlgo_bytes_free(nixlgo_bytes *b);
+
+int nixlgo_agent_create(const char *name, int listen, int port, uint64_t progress_us, uint64_t listen_us,
+                        int telemetry, uint64_t *agent);
+int nixlgo_agent_destroy(uint64_t agent);
+int nixlgo_plugins(uint64_t agent, nixlgo_bytes *names);
+int nixlgo_plugin_params(uint64_t agent, const char *plugin, nixlgo_bytes *params, uint64_t *mems);
+int nixlgo_backend_create(uint64_t agent, const char *plugin, const char *pairs, size_t pair_count,
+                          uint64_t *backend);
+int nixlgo_backend_params(uint64_t agent, uint64_t backend, nixlgo_bytes *params, uint64_t *mems);
+int nixlgo_backend_destroy(uint64_t backend);
+
+int nixlgo_register(uint64_t agent, const nixlgo_region *r);
+int nixlgo_deregister(uint64_t agent, const nixlgo_region *r);
+
+int nixlgo_local_md(uint64_t agent, void **data, size_t *len);
+int nixlgo_load_md(uint64_t agent, const void *blob, size_t len, char **name);
+int nixlgo_invalidate_md(uint64_t agent, const char *remote);
+int nixlgo_check_md(uint64_t agent, const char *remote, uint32_t mem, const nixlgo_desc *descs, size_t n);
+int nixlgo_connect(uint64_t agent, const char *remote);
+
+int nixlgo_prepare(uint64_t agent, const char *owner, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                   uint64_t *list);
+int nixlgo_list_release(uint64_t agent, uint64_t list);
+
+int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
+                const int32_t *ri, size_t n, const void *message, size_t message_len, int notify,
+                int skip_merge, uint64_t *req);
+int nixlgo_post(uint64_t agent, uint64_t req);
+void nixlgo_poll(uint64_t agent, nixlgo_poll_item *items, size_t n);
+int nixlgo_release(uint64_t agent, uint64_t req);
+int nixlgo_estimate(uint64_t agent, uint64_t req, int64_t *duration_us, int64_t *margin_us);
+
+int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len);
+int nixlgo_inbox_open(nixlgo_inbox *box);
+int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box);
+void nixlgo_inbox_close(nixlgo_inbox *box);
+
+#endif

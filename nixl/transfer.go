@@ -1,0 +1,456 @@
+package nixl
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"time"
+)
+
+// Op is the direction of a transfer (nixl_capi_xfer_op_t).
+type Op int32
+
+const (
+	Read  Op = iota // remote memory into local memory
+	Write           // local memory into remote memory
+)
+
+func (o Op) String() string {
+	switch o {
+	case Read:
+		return "READ"
+	case Write:
+		return "WRITE"
+	}
+	return fmt.Sprintf("Op(%d)", int32(o))
+}
+
+// TransferOptions are the optional arguments of NewTransfer.
+type TransferOptions struct {
+	// Notification reaches the remote agent when the transfer is done. Notify
+	// sends it even if it is empty.
+	Notification []byte
+	Notify       bool
+	// SkipMerge keeps the library from joining descriptors that are contiguous
+	// on both sides. Merging is what makes long lists fast.
+	SkipMerge bool
+}
+
+func (o *TransferOptions) notifies() bool { return o.Notify || len(o.Notification) > 0 }
+
+// State is where a transfer stands.
+type State int32
+
+const (
+	Idle   State = iota // never posted
+	Active              // posted; the library owns the local memory of a READ
+	Done                // all bytes are there
+	Failed              // ended with an error, see Transfer.Err
+)
+
+func (s State) String() string {
+	switch s {
+	case Idle:
+		return "idle"
+	case Active:
+		return "active"
+	case Done:
+		return "done"
+	case Failed:
+		return "failed"
+	}
+	return fmt.Sprintf("State(%d)", int32(s))
+}
+
+// Transfer is a request to move the descriptors of one list to those of
+// another. It can be posted any number of times, one at a time.
+//
+// A posted transfer must be polled to its end: its notification leaves when it
+// is found done. The agent polls what nobody else polls, so a forgotten one
+// still ends.
+type Transfer struct {
+	s       *transfer
+	cleanup runtime.Cleanup
+}
+
+// transfer's fields are guarded by a.mu.
+type transfer struct {
+	a             *agent
+	h             handle
+	local, remote *list
+	bytes         uint64
+	count         int
+	state         State
+	err           error
+	quarantine    time.Time // when Failed: until then the library may still write; zero: until the agent ends
+	closed        bool
+	prev, next    *transfer // in a.active while Active
+}
+
+// pollItem is one request of a batch; == nixlgo_poll_item.
+type pollItem struct {
+	req    handle
+	status int32
+	_      int32
+}
+
+// NewTransfer makes a request that moves descriptor ri[k] of the remote list
+// from or to descriptor li[k] of the local one, for all k. A nil slice means
+// all descriptors in order. Both sides need the same number of indices, at most
+// 2^31-1, and each pair the same length; the library joins neighbours that are
+// contiguous on both sides.
+//
+// Implements:
+//
+//	nixl_capi_make_xfer_req, nixl_capi_create_opt_args, nixl_capi_opt_args_set_notif_msg,
+//	nixl_capi_opt_args_set_has_notif, nixl_capi_opt_args_set_skip_desc_merge
+func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, error) {
+	const what = "make transfer"
+	if op != Read && op != Write {
+		return nil, invalid(what, "the operation %d does not exist", int32(op))
+	}
+	if local == nil || remote == nil {
+		return nil, invalid(what, "a list is nil")
+	}
+	s, l, r := a.s, local.s, remote.s
+	if l.a != s || r.a != s {
+		return nil, invalid(what, "a list belongs to another agent")
+	}
+	if l.remote != "" || r.remote == "" {
+		return nil, invalid(what, "the first list must be local and the second remote")
+	}
+	if len(o.Notification) > math.MaxInt32 {
+		return nil, invalid(what, "the notification has %d bytes", len(o.Notification))
+	}
+	li, ri = l.indices(li), r.indices(ri)
+	bytes, err := pair(what, l, li, r, ri)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.lock(what); err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	if l.closed || r.closed {
+		return nil, &Error{Op: what, Remote: r.remote, Cause: ErrClosed, Detail: "a list is closed"}
+	}
+	if r.peer != nil && r.peer.gone {
+		return nil, stale(what, r.remote)
+	}
+	h, st := rawMake(s.h, op, l.h, li, r.h, ri, &o)
+	if st < 0 {
+		if st == StatusBackend {
+			return nil, s.peerError(what, r.remote)
+		}
+		return nil, failed(what, r.remote, st)
+	}
+	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}
+	l.uses++
+	r.uses++
+	s.transfers[t] = struct{}{}
+	out := &Transfer{s: t}
+	out.cleanup = runtime.AddCleanup(out, (*transfer).warnLeak, t)
+	return out, nil
+}
+
+func stale(op, remote string) error {
+	return &Error{Op: op, Remote: remote, Cause: ErrStale, Detail: "the peer's metadata was replaced or dropped; load it and prepare the list again"}
+}
+
+// indices stands all descriptors in for nil.
+func (l *list) indices(i []int32) []int32 {
+	if i != nil {
+		return i
+	}
+	all := make([]int32, l.n)
+	for k := range all {
+		all[k] = int32(k)
+	}
+	return all
+}
+
+// pair checks the indices and returns the number of bytes that they name.
+func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
+	if len(li) != len(ri) {
+		return 0, invalid(op, "%d local indices for %d remote ones", len(li), len(ri))
+	}
+	if len(li) == 0 {
+		return 0, invalid(op, "no indices")
+	}
+	if len(li) > math.MaxInt32 {
+		return 0, invalid(op, "%d indices are more than %d", len(li), math.MaxInt32)
+	}
+	var bytes uint64
+	for k, i := range li {
+		j := ri[k]
+		if uint(i) >= uint(l.n) || uint(j) >= uint(r.n) {
+			return 0, invalid(op, "pair %d names descriptors %d of %d local and %d of %d remote ones", k, i, l.n, j, r.n)
+		}
+		n := l.length(i)
+		if m := r.length(j); m != n {
+			return 0, invalid(op, "pair %d joins local descriptor %d of %d bytes with remote descriptor %d of %d bytes", k, i, n, j, m)
+		}
+		bytes += n
+	}
+	return bytes, nil
+}
+
+// Bytes returns how many bytes the transfer moves, Count how many descriptors.
+func (t *Transfer) Bytes() uint64 { return t.s.bytes }
+
+// Count returns the number of descriptors that the transfer moves.
+func (t *Transfer) Count() int { return t.s.count }
+
+// Post starts the transfer, for the first time or again. It answers Active, or
+// Done if all bytes are there already. A transfer that is active is ErrActive;
+// one whose peer's metadata was replaced is ErrStale.
+//
+// Implements:
+//
+//	nixl_capi_post_xfer_req
+func (t *Transfer) Post() (State, error) {
+	const op = "post"
+	s := t.s.a
+	if err := t.lock(op); err != nil {
+		return t.s.state, err
+	}
+	defer s.mu.Unlock()
+	return t.s.post(op)
+}
+
+// lock takes the agent for a call on an open transfer.
+func (t *Transfer) lock(op string) error {
+	if err := t.s.a.lock(op); err != nil {
+		return err
+	}
+	if t.s.closed {
+		t.s.a.mu.Unlock()
+		return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrClosed, Detail: "the transfer is closed"}
+	}
+	return nil
+}
+
+func (t *transfer) post(op string) (State, error) {
+	switch {
+	case t.state == Active:
+		return Active, &Error{Op: op, Remote: t.remote.remote, Cause: ErrActive, Detail: "poll it to its end before posting it again"}
+	case t.state == Failed:
+		return Failed, &Error{Op: op, Remote: t.remote.remote, Cause: ErrState, Detail: "the transfer failed; close it and make a new one"}
+	case t.remote.peer != nil && t.remote.peer.gone:
+		return t.state, stale(op, t.remote.remote)
+	}
+	t.state = Active
+	t.a.active.push(t)
+	if t.remote.peer != nil {
+		t.remote.peer.active++
+	}
+	st := rawPost(t.a.h, t.h)
+	t.settle(op, st)
+	switch {
+	case t.state == Active:
+		t.a.sweep.watch(t.a)
+	case st == StatusNotFound:
+		t.quarantine = time.Now() // refused before anything left
+	}
+	return t.state, t.err
+}
+
+// settle records what the library answered about an active transfer.
+func (t *transfer) settle(op string, st Status) {
+	if st == StatusInProgress {
+		return
+	}
+	t.a.active.remove(t)
+	p := t.remote.peer
+	if p != nil {
+		p.active--
+	}
+	if st == StatusSuccess {
+		t.state = Done
+		return
+	}
+	t.state = Failed
+	if st == StatusBackend {
+		if p != nil {
+			p.failed = true
+		}
+		t.err = t.a.peerError(op, t.remote.remote)
+	} else {
+		t.err = &Error{Op: op, Remote: t.remote.remote, Status: st, Cause: ErrPeer, Detail: "the peer's metadata was dropped meanwhile"}
+	}
+	if st == StatusBackend || p != nil && p.failed {
+		t.quarantine = time.Now().Add(t.a.settleTime)
+	}
+}
+
+// settled reports whether the library can no longer touch the local memory.
+func (t *transfer) settled() bool {
+	switch t.state {
+	case Active:
+		return false
+	case Failed:
+		return !t.quarantine.IsZero() && !time.Now().Before(t.quarantine)
+	}
+	return true
+}
+
+// Settled reports whether the library can no longer touch the local memory, so
+// that the memory can be used for something else. An idle or done transfer is
+// settled; an active one is not.
+//
+// A failed one needs care: a negative status does not prove that the bytes
+// stopped coming. After a transport error the library ends all requests to the
+// peer, which takes no more than SettleTime. A transfer that failed because the
+// peer's metadata was dropped, while its connection worked, is settled only by
+// the agent's Close. A closed transfer or agent counts as settled.
+func (t *Transfer) Settled() bool {
+	t.s.a.mu.Lock()
+	defer t.s.a.mu.Unlock()
+	return t.s.a.closed || t.s.closed || t.s.settled()
+}
+
+// Poll asks where the transfer stands. For Failed it returns the error too.
+//
+// Implements:
+//
+//	nixl_capi_get_xfer_status
+func (t *Transfer) Poll() (State, error) {
+	if err := t.lock("poll"); err != nil {
+		return t.s.state, err
+	}
+	defer t.s.a.mu.Unlock()
+	if t.s.state == Active {
+		s := t.s.a
+		s.items = append(s.items[:0], pollItem{req: t.s.h})
+		rawPoll(s.h, s.items)
+		t.s.settle("poll", Status(s.items[0].status))
+	}
+	return t.s.state, t.s.err
+}
+
+// Err returns why the transfer failed, nil if it did not.
+func (t *Transfer) Err() error {
+	t.s.a.mu.Lock()
+	defer t.s.a.mu.Unlock()
+	return t.s.err
+}
+
+// PollAll polls transfers in one crossing for each run of transfers of one
+// agent, and writes where they stand into states, which has the same length.
+// Err tells why one failed. Transfers that are not active cost nothing.
+//
+// Implements: as Poll.
+func PollAll(ts []*Transfer, states []State) error {
+	const op = "poll all"
+	if len(ts) != len(states) {
+		return invalid(op, "%d transfers, but room for %d states", len(ts), len(states))
+	}
+	for first := 0; first < len(ts); {
+		s, last := ts[first].s.a, first+1
+		for last < len(ts) && ts[last].s.a == s {
+			last++
+		}
+		if err := s.lock(op); err != nil {
+			return err
+		}
+		s.items = s.items[:0]
+		for _, t := range ts[first:last] {
+			if t.s.state == Active && !t.s.closed {
+				s.items = append(s.items, pollItem{req: t.s.h})
+			}
+		}
+		rawPoll(s.h, s.items)
+		k := 0
+		for i, t := range ts[first:last] {
+			if k < len(s.items) && s.items[k].req == t.s.h {
+				if t.s.state == Active {
+					t.s.settle("poll", Status(s.items[k].status))
+				}
+				k++
+			}
+			states[first+i] = t.s.state
+		}
+		s.mu.Unlock()
+		first = last
+	}
+	return nil
+}
+
+// Wait polls until the transfer ends or the context does. It returns nil when
+// all bytes are there. When the context ends first, the transfer stays active
+// and the library still owns its memory.
+func (t *Transfer) Wait(ctx context.Context) error {
+	const op = "wait"
+	start := time.Now()
+	var timer *time.Timer
+	for spins := 0; ; spins++ {
+		state, err := t.Poll()
+		switch {
+		case err != nil:
+			return err
+		case state == Done:
+			return nil
+		case state == Idle:
+			return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrState, Detail: "the transfer was not posted"}
+		}
+		if err := ctx.Err(); err != nil {
+			return &Error{Op: op, Remote: t.s.remote.remote, Cause: err, Detail: "the transfer is still active, and its memory the library's"}
+		}
+		if spins < 16 {
+			runtime.Gosched()
+			continue
+		}
+		// An eighth of the time waited so far: latency stays within it, and
+		// ten thousand waiters on a stalled peer cost little.
+		delay := min(max(time.Since(start)/8, 20*time.Microsecond), 10*time.Millisecond)
+		if timer == nil {
+			timer = time.NewTimer(delay)
+			defer timer.Stop()
+		} else {
+			timer.Reset(delay)
+		}
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+}
+
+// Close ends the transfer. While it is not settled Close changes nothing and
+// answers ErrActive: the library has no abort, so the bytes of a READ keep
+// landing and the memory stays the library's (see Settled). A second Close does
+// nothing.
+//
+// Implements:
+//
+//	nixl_capi_release_xfer_req, nixl_capi_destroy_xfer_req
+func (t *Transfer) Close() error {
+	const op = "close transfer"
+	s := t.s.a
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || t.s.closed {
+		return nil
+	}
+	if !t.s.settled() {
+		return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrActive, Detail: "the transfer is " + t.s.state.String() + ", and the library may still touch the local memory"}
+	}
+	t.cleanup.Stop()
+	t.s.closed = true
+	delete(s.transfers, t.s)
+	st := rawRelease(s.h, t.s.h)
+	t.s.local.uses--
+	t.s.local.unhold()
+	t.s.remote.uses--
+	t.s.remote.unhold()
+	return failed(op, t.s.remote.remote, st)
+}
+
+func (t *transfer) warnLeak() {
+	t.a.mu.Lock()
+	defer t.a.mu.Unlock()
+	if !t.closed && !t.a.closed {
+		t.a.log.Warn("nixl: a transfer was dropped without Close", "agent", t.a.name, "remote", t.remote.remote, "state", t.state.String(), "bytes", t.bytes)
+	}
+}
