@@ -1,0 +1,163 @@
+package rdma
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nixlgo/nixlgo/lease"
+)
+
+// ErrConfig marks a configuration that NewWorker or ListenSideChannel refuses.
+var ErrConfig = errors.New("invalid configuration")
+
+// WorkerConfig configures one rank of an engine. Zero values take the documented default.
+type WorkerConfig struct {
+	Engine string // engine id, the same on every rank; required
+	Rank   int    // tensor-parallel rank, 0…TPSize-1
+	TPSize int    // tensor-parallel size; 0: 1
+	KV     KV     // layout; required
+
+	Lease   lease.Config // zero value: lease.DefaultConfig()
+	MaxSeqs int          // max_num_seqs, for the default number of lease slots
+
+	// Compatibility is the hash that owner and reader must share: Compatibility.Hash for vLLM's, or any string that two
+	// engines share. Empty: a hash of KV.Heads alone, for the rest of the layout is compared field by field.
+	Compatibility string
+	// AnyCompatibility reads from owners with another hash (vLLM's enforce_handshake_compat=false).
+	AnyCompatibility bool
+
+	HandshakeTimeout time.Duration // for one peer, all ranks; 0: 5 s
+	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
+	CheckPoll        time.Duration // how long Step waits for slot READs it has just posted; 0: 200 µs
+
+	Trace  Trace
+	Logger *slog.Logger // nil: discards
+}
+
+// Trace holds hooks that Step calls on its own goroutine; nil hooks cost nothing. A hook that blocks holds up the step,
+// heartbeats included.
+type Trace struct {
+	// BeforeCheck is called before the slot READ of one owner rank is posted, with the number of slots in it. The block
+	// READs of their requests are done.
+	BeforeCheck func(engine string, rank, slots int)
+	// Connected is called when the handshake with an engine ended, err nil on success.
+	Connected func(engine string, took time.Duration, err error)
+}
+
+// withDefaults validates c and fills in the defaults.
+func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
+	bad := func(format string, a ...any) (WorkerConfig, error) {
+		return c, fmt.Errorf("worker of engine %q: %w: "+format, append([]any{c.Engine, ErrConfig}, a...)...)
+	}
+	if c.Lease == (lease.Config{}) {
+		c.Lease = lease.DefaultConfig()
+	}
+	c.TPSize = cmp.Or(c.TPSize, 1)
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, 5*time.Second)
+	c.ReadTimeout = cmp.Or(c.ReadTimeout, time.Minute)
+	c.CheckPoll = cmp.Or(c.CheckPoll, 200*time.Microsecond)
+	c.KV.Layout = cmp.Or(c.KV.Layout, "LBHNC")
+	c.KV.Attention = cmp.Or(c.KV.Attention, "CPU_ATTN")
+	c.KV.BlockTokens = cmp.Or(c.KV.BlockTokens, 16)
+	c.KV.PhysicalPerLogical = cmp.Or(c.KV.PhysicalPerLogical, 1)
+	c.KV.Regions = append([]Region(nil), c.KV.Regions...)
+	c.Logger = logger(c.Logger)
+	if err := c.Lease.Validate(); err != nil {
+		return bad("%w", err)
+	}
+	switch {
+	case c.Engine == "":
+		return bad("Engine is empty")
+	case c.Rank < 0 || c.Rank >= c.TPSize:
+		return bad("Rank %d is not in 0…%d", c.Rank, c.TPSize-1)
+	case len(c.KV.Regions) == 0 || len(c.KV.Regions) > maxRegions:
+		return bad("KV has %d regions", len(c.KV.Regions))
+	case c.HandshakeTimeout < 0 || c.ReadTimeout < 0 || c.CheckPoll < 0:
+		return bad("a timeout is negative")
+	}
+	if h := c.KV.Heads; h < 0 || h > 0 && !divides(h, c.TPSize) {
+		return bad("KV.Heads %d cannot be spread evenly over TPSize %d ranks", h, c.TPSize)
+	}
+	if c.KV.BlockTokens > 0 && c.KV.PhysicalPerLogical > maxTokens/c.KV.BlockTokens {
+		return bad("KV.PhysicalPerLogical %d blocks of %d tokens", c.KV.PhysicalPerLogical, c.KV.BlockTokens)
+	}
+	_, heads := headsOf(cmp.Or(c.KV.Heads, c.TPSize), c.Rank, c.TPSize)
+	total := 0
+	for i := range c.KV.Regions {
+		r := &c.KV.Regions[i]
+		r.Replicated = r.Replicated || c.KV.Replicated
+		if r.Group < SharedGroup || r.Group >= len(c.KV.Regions) {
+			return bad("region %d has Group %d", i, r.Group)
+		}
+		if !r.Replicated && r.BlockLen%heads != 0 {
+			return bad("region %d has blocks of %d bytes for %d heads", i, r.BlockLen, heads)
+		}
+		r.BlockStride = cmp.Or(r.BlockStride, r.BlockLen)
+		total += r.Blocks
+		if total > math.MaxInt32 {
+			return bad("more than %d blocks in all regions", math.MaxInt32)
+		}
+	}
+	if err := c.metadata().validate(); err != nil {
+		return bad("%w", err)
+	}
+	if c.Lease.Slots == 0 {
+		c.Lease.Slots = c.KV.Regions[0].Blocks/c.KV.PhysicalPerLogical + c.MaxSeqs
+	}
+	if c.Compatibility == "" {
+		c.Compatibility = c.layoutHash()
+	}
+	return c, nil
+}
+
+// metadata is the part of the handshake metadata that follows from the configuration.
+func (c *WorkerConfig) metadata() *Metadata {
+	m := &Metadata{
+		Engine: c.Engine, Device: c.KV.Device, Layout: c.KV.Layout, BlockSize: c.KV.BlockTokens, Attention: c.KV.Attention,
+		PhysicalPerLogical: c.KV.PhysicalPerLogical, NumBlocks: c.KV.Regions[0].Blocks, DCPSize: 1, PCPSize: 1,
+	}
+	named := true
+	for _, r := range c.KV.Regions {
+		m.BaseAddrs = append(m.BaseAddrs, r.Base)
+		m.BlockLens = append(m.BlockLens, r.BlockLen)
+		m.BlockStrides = append(m.BlockStrides, r.BlockStride)
+		m.RegionBlocks = append(m.RegionBlocks, r.Blocks)
+		m.RegionGroups = append(m.RegionGroups, r.Group)
+		m.RegionNames = append(m.RegionNames, r.Name)
+		m.RegionMemTypes = append(m.RegionMemTypes, c.KV.MemType.String())
+		named = named && r.Name != ""
+	}
+	if !named {
+		m.RegionNames = nil
+	}
+	return m
+}
+
+func (c *WorkerConfig) layoutHash() string {
+	sum := sha256.Sum256(fmt.Appendf(nil, "nixlgo/1 heads %d", c.KV.Heads))
+	return hex.EncodeToString(sum[:])
+}
+
+func logger(l *slog.Logger) *slog.Logger {
+	if l == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return l
+}
+
+// monotonic is the time on CLOCK_MONOTONIC in seconds: Python's perf_counter on Linux, which vLLM's reader expects.
+func monotonic() float64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return 0 // cannot fail on Linux with a valid clock id
+	}
+	return float64(ts.Sec) + float64(ts.Nsec)/1e9
+}

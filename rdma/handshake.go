@@ -1,0 +1,291 @@
+package rdma
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/tinylib/msgp/msgp"
+
+	"github.com/nixlgo/nixlgo/rdma/zmtp"
+)
+
+// The side channel: a reader asks an owner's ZMQ ROUTER for the metadata of one rank at a time
+// (vllm-wire.md section 1; vLLM 0.32 and 0.33).
+
+const askName = "get_meta_msg"
+
+// rankID names one rank of an engine in a handshake request.
+type rankID struct{ pp, tp int }
+
+func appendAsk(b []byte, r rankID) []byte {
+	b = msgp.AppendArrayHeader(b, 3)
+	b = msgp.AppendBytes(b, []byte(askName))
+	return appendInt(appendInt(b, r.pp), r.tp)
+}
+
+// parseAsk takes requests of three elements (name, pp, tp) and of four (name, pp, pcp, tp: vLLM's main in 2026). A name
+// of type str is taken too, as vLLM's owner does.
+func parseAsk(b []byte) (rankID, error) {
+	bad := func(format string, a ...any) (rankID, error) {
+		return rankID{}, fmt.Errorf("%w: request: "+format, append([]any{ErrWire}, a...)...)
+	}
+	n, b, err := msgp.ReadArrayHeaderBytes(b)
+	if err != nil {
+		return bad("%w", err)
+	}
+	if n != 3 && n != 4 {
+		return bad("array of %d elements, want 3 or 4", n)
+	}
+	var name []byte
+	if msgp.NextType(b) == msgp.StrType {
+		name, b, err = msgp.ReadStringZC(b)
+	} else {
+		name, b, err = msgp.ReadBytesZC(b)
+	}
+	if err != nil {
+		return bad("name: %w", err)
+	}
+	if string(name) != askName {
+		return bad("name %.40q, want %q", name, askName)
+	}
+	v := make([]int, n-1)
+	for i := range v {
+		if v[i], b, err = readInt(b); err != nil {
+			return bad("rank: %w", err)
+		}
+	}
+	if len(b) > 0 {
+		return bad("%d bytes after the array", len(b))
+	}
+	if n == 4 && v[1] != 0 {
+		return bad("pcp rank %d, and this engine has no context parallelism in prefill", v[1])
+	}
+	return rankID{pp: v[0], tp: v[len(v)-1]}, nil
+}
+
+// appendReply encodes vLLM's NixlHandshakePayload. The metadata is nested as bytes so that a reader can report another
+// hash before it meets keys that it does not know.
+func appendReply(b []byte, hash string, m *Metadata) []byte {
+	b = msgp.AppendMapHeader(b, 2)
+	b = msgp.AppendString(msgp.AppendString(b, "compatibility_hash"), hash)
+	return msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), appendMetadata(nil, m))
+}
+
+// Reply is an owner rank's answer to a handshake request.
+type Reply struct {
+	Hash     string        // compatibility hash, hex SHA-256
+	Metadata *Metadata     // nil when the hash was refused
+	Clock    float64       // owner's monotonic clock when it answered, seconds; unrelated to the reader's
+	RTT      time.Duration // time from request to reply
+	// Offset is the owner's clock minus CLOCK_MONOTONIC here, in seconds; it is off by at most RTT/2.
+	Offset float64
+}
+
+// parseReply decodes the two frames of a reply. want is the reader's own hash: another one is refused before the
+// metadata is decoded; an empty want takes any.
+func parseReply(frames [][]byte, want string) (*Reply, error) {
+	if len(frames) != 2 {
+		return nil, fmt.Errorf("%w: reply of %d frames, want 2", ErrWire, len(frames))
+	}
+	r := &Reply{}
+	var err error
+	if r.Clock, err = parseClock(frames[1]); err != nil {
+		return nil, fmt.Errorf("%w: clock frame: %w", ErrWire, err)
+	}
+	var meta []byte
+	err = parseMap(frames[0], func(key string, b []byte) (rest []byte, err error) {
+		switch key {
+		case "compatibility_hash":
+			r.Hash, rest, err = msgp.ReadStringBytes(b)
+		case "agent_metadata_bytes":
+			meta, rest, err = readBin(b)
+		default:
+			return msgp.Skip(b)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", key, err)
+		}
+		return rest, nil
+	})
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%w: reply: %w", ErrWire, err)
+	case r.Hash == "" || meta == nil:
+		return nil, fmt.Errorf("%w: reply: compatibility_hash or agent_metadata_bytes is missing", ErrWire)
+	case want != "" && r.Hash != want:
+		return nil, fmt.Errorf("%w of the owner is %s, ours is %s: model, dtype, attention backend or version differ "+
+			"(or set the hash of the peer, or turn the check off)", ErrCompatibility, r.Hash, want)
+	}
+	r.Metadata, err = parseMetadata(meta)
+	return r, err
+}
+
+func parseClock(b []byte) (v float64, err error) {
+	var rest []byte
+	switch msgp.NextType(b) {
+	case msgp.Float32Type:
+		var f float32
+		f, rest, err = msgp.ReadFloat32Bytes(b)
+		v = float64(f)
+	case msgp.IntType, msgp.UintType:
+		var i int64
+		i, rest, err = msgp.ReadInt64Bytes(b)
+		v = float64(i)
+	default:
+		v, rest, err = msgp.ReadFloat64Bytes(b)
+	}
+	if err == nil && len(rest) > 0 {
+		err = fmt.Errorf("%d bytes too many", len(rest))
+	}
+	return v, err
+}
+
+// SideChannel answers handshake requests for every rank of one engine. Its methods are safe for concurrent use.
+type SideChannel struct {
+	listener net.Listener
+	cancel   context.CancelFunc
+	done     chan struct{}
+	log      *slog.Logger
+
+	mu      sync.Mutex
+	replies map[rankID][]byte
+	asked   int64
+	bad     int64
+}
+
+// ListenSideChannel opens the side channel of an engine on host:port; port 0 takes a free one. Nothing authenticates a
+// reader, and who has the metadata can read the registered memory: bind it to a private network. A nil logger discards.
+func ListenSideChannel(host string, port int, log *slog.Logger) (*SideChannel, error) {
+	if port < 0 || port > 65535 {
+		return nil, fmt.Errorf("side channel: port %d is not in 0…65535", port)
+	}
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("side channel: listen on %s (choose another port, or 0 for a free one): %w", addr, err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &SideChannel{listener: l, cancel: cancel, done: make(chan struct{}), log: logger(log), replies: map[rankID][]byte{}}
+	server := &zmtp.Server{Handler: s.answer, OnError: func(from net.Addr, err error) {
+		s.mu.Lock()
+		s.bad++
+		s.mu.Unlock()
+		s.log.Debug("side channel: dropped a request", "from", from, "error", err)
+	}}
+	go func() {
+		defer close(s.done)
+		if err := server.Serve(ctx, l); err != nil {
+			s.log.Error("side channel stopped: no new reader can connect", "address", addr, "error", err)
+		}
+	}()
+	return s, nil
+}
+
+// Port is the bound TCP port.
+func (s *SideChannel) Port() int { return s.listener.Addr().(*net.TCPAddr).Port }
+
+// Serve publishes a worker's handshake reply; a later call for the same rank replaces it.
+func (s *SideChannel) Serve(w *Worker) { s.ServeReply(w.cfg.Rank, w.Reply()) }
+
+// ServeReply publishes the Reply of a worker that lives in another process; a later call for the same rank replaces it.
+func (s *SideChannel) ServeReply(rank int, reply []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replies[rankID{tp: rank}] = bytes.Clone(reply)
+}
+
+// Reply is what the side channel of the engine answers for this rank, encoded: vLLM's NixlHandshakePayload.
+func (w *Worker) Reply() []byte { return appendReply(nil, w.cfg.Compatibility, &w.meta) }
+
+// SideChannelStats counts handshake requests since the side channel was opened.
+type SideChannelStats struct {
+	Answered int64 // requests answered
+	Bad      int64 // malformed requests and connections, unknown ranks
+}
+
+// Stats returns the counts so far.
+func (s *SideChannel) Stats() SideChannelStats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return SideChannelStats{Answered: s.asked, Bad: s.bad}
+}
+
+// Close stops answering and waits for the connections to end.
+func (s *SideChannel) Close() error {
+	s.cancel()
+	<-s.done
+	return nil
+}
+
+func (s *SideChannel) answer(_ context.Context, request [][]byte) ([][]byte, error) {
+	if len(request) != 1 {
+		return nil, fmt.Errorf("%w: request of %d frames, want 1", ErrWire, len(request))
+	}
+	r, err := parseAsk(request[0])
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply, ok := s.replies[r]
+	if !ok {
+		return nil, fmt.Errorf("request for pp rank %d, tp rank %d, which this engine does not have", r.pp, r.tp)
+	}
+	s.asked++
+	return [][]byte{reply, msgp.AppendFloat64(nil, monotonic())}, nil
+}
+
+// ask performs the handshake with the given ranks over one connection and returns a reply per rank.
+func ask(ctx context.Context, host string, port int, ranks []rankID, hash string) ([]*Reply, error) {
+	if port < 1 || port > 65535 {
+		return nil, fmt.Errorf("remote_port %d is not in 1…65535", port)
+	}
+	addr := net.JoinHostPort(host, strconv.Itoa(port))
+	c, err := zmtp.Dial(ctx, addr, 0)
+	if err != nil {
+		return nil, fmt.Errorf("side channel %s: %w", addr, hint(err))
+	}
+	defer c.Close()
+	replies := make([]*Reply, len(ranks))
+	for i, r := range ranks {
+		sent := monotonic()
+		frames, err := c.Request(ctx, [][]byte{appendAsk(nil, r)})
+		if err != nil {
+			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, hint(err))
+		}
+		received := monotonic()
+		if replies[i], err = parseReply(frames, hash); err != nil {
+			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, err)
+		}
+		replies[i].RTT = time.Duration((received - sent) * 1e9)
+		replies[i].Offset = replies[i].Clock - (sent+received)/2
+	}
+	return replies, nil
+}
+
+// Probe performs the handshake with one rank of the engine at host:port and returns what it answers. It compares nothing:
+// the hash and the engine id are the caller's to check.
+//
+// Errors: syscall.ECONNREFUSED and other network errors, zmtp.ErrProtocol for a peer that does not speak ZeroMQ, ErrWire for
+// one that does not answer as a NixlConnector, the context's.
+func Probe(ctx context.Context, host string, port, pp, tp int) (*Reply, error) {
+	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, "")
+	if err != nil {
+		return nil, err
+	}
+	return replies[0], nil
+}
+
+func hint(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("%w (the owner is stalled, has no such rank, or the port is not a NixlConnector side channel)", err)
+	}
+	return err
+}

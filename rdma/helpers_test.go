@@ -1,0 +1,21 @@
+package rdma
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/nixlgo/nixlgo/rdma/zmtp"
+)
+
+func contextFor(t *testing.T, d time.Duration) (context.Context, context.CancelFunc) {
+	t.Helper()
+	return context.WithTimeout(context.Background(), d)
+}
+
+func zmtpDial(t *testing.T, addr string) (*zmtp.Client, error) {
+	t.Helper()
+	ctx, cancel := contextFor(t, 5*time.Second)
+	defer cancel()
+	return zmtp.Dial(ctx, addr, 0)
+}

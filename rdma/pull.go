@@ -1,0 +1,432 @@
+package rdma
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl"
+)
+
+// pull is a request whose blocks this rank reads. lease.Pulls knows how far it is.
+type pull struct {
+	lease.Pull
+	peer     *peer
+	deadline time.Time
+	started  bool // its READs are posted, lease.Pulls has it
+	ended    bool // reported as failed; kept while a READ of it is active
+}
+
+// transfer is a posted READ: of a request's blocks, or of the slots of a batch of requests.
+type transfer struct {
+	Read
+	peer  *peer
+	lists []List // made for this READ alone
+	pull  *pull  // nil for a slot READ
+	rank  int
+	check lease.CheckBatch
+	cells []cell
+	err   error // why it failed
+}
+
+func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
+	if w.reads[in.Request] != nil {
+		// The blocks of the old READ may still be written: a new one would be verified before the old one lands.
+		w.refuse(in.Request, lease.CauseInvalid, errors.New("an earlier READ of this request is still active"), res)
+		return
+	}
+	if in.Verify && in.Lease == nil {
+		w.refuse(in.Request, lease.CauseUnverifiable, errors.New("kv_transfer_params carry no lease: a router dropped it, or the owner "+
+			"had no free slot or grants none"), res)
+		return
+	}
+	x := &pull{Pull: in, peer: w.peer(in.Peer), deadline: now.Add(w.cfg.ReadTimeout)}
+	if !w.connect(x.peer, now) {
+		w.refuse(in.Request, lease.CauseHandshake, x.peer.err, res)
+		return
+	}
+	w.reads[in.Request] = x
+	if x.peer.state == connected {
+		w.post(x, res)
+	} else {
+		x.peer.pulls = append(x.peer.pulls, x)
+	}
+}
+
+// refuse reports a pull of which nothing was posted as failed.
+func (w *Worker) refuse(request string, cause lease.Cause, err error, res *lease.Result) {
+	w.countFailure(cause)
+	res.Failed = append(res.Failed, lease.Failure{Request: request, Cause: cause, Message: message(cause, err)})
+}
+
+// post starts the block READs of x, one per rank of the owner that has blocks for this rank.
+func (w *Worker) post(x *pull, res *lease.Result) {
+	p := x.peer
+	refuse := func(cause lease.Cause, err error) {
+		delete(w.reads, x.Request)
+		w.refuse(x.Request, cause, err, res)
+	}
+	type read struct {
+		*remoteRank
+		li, ri []int32
+	}
+	var reads []read
+	var ranks []int
+	for i := range p.ranks {
+		r := &p.ranks[i]
+		if !r.source() {
+			continue
+		}
+		if err := x.verifiable(r.meta); err != nil {
+			refuse(lease.CauseUnverifiable, err)
+			return
+		}
+		local, remote, err := pair(&w.meta, r.meta, x.LocalBlocks, x.RemoteBlocks, extents{})
+		if err != nil {
+			refuse(lease.CauseInvalid, err)
+			return
+		}
+		reads = append(reads, read{r, r.local.indices(nil, &w.meta, local), r.remote.indices(nil, &w.meta, remote)})
+		ranks = append(ranks, r.rank)
+	}
+	if err := w.pulls.Start(x.Pull, ranks); err != nil {
+		refuse(lease.CauseOf(err), err)
+		return
+	}
+	x.started = true
+	for _, r := range reads {
+		if len(r.li) == 0 { // nothing to read: verified and released all the same
+			w.blocksRead(x, r.rank, nil)
+			continue
+		}
+		t, err := w.fabric.NewRead(r.localList, r.li, r.remoteList, r.ri, false)
+		if err != nil {
+			w.blocksRead(x, r.rank, err)
+			continue
+		}
+		w.start(&transfer{Read: t, peer: p, pull: x, rank: r.rank})
+	}
+}
+
+// blocksRead hands the end of a block READ to lease.Pulls.
+func (w *Worker) blocksRead(x *pull, rank int, err error) {
+	if err != nil {
+		err = readError(err)
+	}
+	if err := w.pulls.BlocksRead(x.Request, rank, err); err != nil {
+		w.log.Error("end of a block READ", "request", x.Request, "rank", rank, "error", err)
+	}
+}
+
+// readError gives a failed READ its cause: the peer's or the transport's for what NIXL reports on a good request.
+func readError(err error) error {
+	if errors.Is(err, nixl.ErrPeer) || errors.Is(err, nixl.ErrStale) {
+		return fmt.Errorf("%w: %w", lease.ErrPeerLost, err)
+	}
+	return fmt.Errorf("%w: %w", lease.ErrTransfer, err)
+}
+
+// verifiable reports whether the owner rank has the slot that x names.
+func (x *pull) verifiable(m *Metadata) error {
+	switch {
+	case !x.Verify:
+		return nil
+	case m.SlotsCount == 0:
+		return fmt.Errorf("engine %q offers no lease slots", m.Engine)
+	case x.Lease.Slot < 0 || x.Lease.Slot >= m.SlotsCount:
+		return fmt.Errorf("remote_lease_slot %d is not in 0…%d of engine %q", x.Lease.Slot, m.SlotsCount-1, m.Engine)
+	}
+	return nil
+}
+
+// start posts t. It is polled to its end by poll, where one that is done at once is found too.
+func (w *Worker) start(t *transfer) {
+	t.peer.active++
+	if t.pull != nil {
+		w.stats.Reads++
+	} else {
+		w.stats.Checks++
+	}
+	if _, err := t.Post(); err != nil {
+		w.failed(t, err)
+		return
+	}
+	w.active = append(w.active, t)
+}
+
+func (t *transfer) close() error {
+	if err := t.Read.Close(); err != nil {
+		return err
+	}
+	var err error
+	for _, l := range t.lists {
+		err = errors.Join(err, l.Close())
+	}
+	return err
+}
+
+// poll asks for the state of every active transfer and handles those that ended.
+func (w *Worker) poll() {
+	w.settling = slices.DeleteFunc(w.settling, w.settled)
+	if len(w.active) == 0 {
+		return
+	}
+	w.polled = w.polled[:0]
+	for _, t := range w.active {
+		w.polled = append(w.polled, t.Read)
+	}
+	w.states = slices.Grow(w.states[:0], len(w.active))[:len(w.active)]
+	if err := w.fabric.Poll(w.polled, w.states); err != nil {
+		w.log.Error("poll transfers", "error", err)
+		return
+	}
+	clear(w.polled)
+	still := w.active[:0]
+	var ended []*transfer
+	for i, t := range w.active {
+		if w.states[i] == nixl.Active {
+			still = append(still, t)
+		} else {
+			ended = append(ended, t)
+		}
+	}
+	clear(w.active[len(still):])
+	w.active = still
+	for _, t := range ended {
+		w.ended(t)
+	}
+}
+
+// ended takes a terminal transfer apart.
+func (w *Worker) ended(t *transfer) {
+	if err := t.Err(); err != nil {
+		w.failed(t, err)
+		return
+	}
+	bytes := t.Bytes()
+	t.peer.active--
+	if err := t.close(); err != nil {
+		w.log.Warn("release a READ", "engine", t.peer.info.Engine, "error", err)
+	}
+	if t.pull == nil {
+		w.checked(t.check, w.cells.take(t.cells), nil)
+		return
+	}
+	w.stats.BytesRead += int64(bytes)
+	w.blocksRead(t.pull, t.rank, nil)
+}
+
+// failed reports a transfer that failed. Its bytes may still land; it settles when the fabric lets it go.
+func (w *Worker) failed(t *transfer, err error) {
+	w.stats.TransfersFailed++
+	w.broke(t.peer, err)
+	t.err = err
+	if t.pull == nil {
+		w.checked(t.check, nil, err)
+	}
+	if w.settled(t) {
+		return
+	}
+	if t.pull != nil {
+		if err := w.pulls.Fail(t.pull.Request, readError(err)); err != nil {
+			w.log.Error("fail a pull", "request", t.pull.Request, "error", err)
+		}
+	}
+	w.settling = append(w.settling, t)
+}
+
+// settled releases a failed transfer that cannot write any more, and its blocks or cells with it.
+func (w *Worker) settled(t *transfer) bool {
+	if err := t.close(); errors.Is(err, nixl.ErrActive) {
+		return false
+	} else if err != nil {
+		w.log.Warn("release a failed READ", "engine", t.peer.info.Engine, "error", err)
+	}
+	t.peer.active--
+	if t.pull == nil {
+		w.cells.take(t.cells)
+	} else {
+		w.blocksRead(t.pull, t.rank, t.err)
+	}
+	return true
+}
+
+// checked hands the end of a slot READ to lease.Pulls.
+func (w *Worker) checked(b lease.CheckBatch, cells []int64, err error) {
+	if err := w.pulls.Checked(b, cells, err); err != nil {
+		w.log.Error("end of a slot READ", "engine", b.Engine, "rank", b.Rank, "error", err)
+	}
+}
+
+// verify posts one slot READ per owner rank for all requests whose blocks are in, and gives the READs a moment to end.
+func (w *Worker) verify() {
+	batches := w.pulls.NextChecks()
+	for _, b := range batches {
+		if w.cfg.Trace.BeforeCheck != nil {
+			w.cfg.Trace.BeforeCheck(b.Engine, b.Rank, len(b.Slots))
+		}
+		if err := w.check(b); err != nil {
+			w.checked(b, nil, err)
+		}
+	}
+	if len(batches) == 0 {
+		return
+	}
+	for until := time.Now().Add(w.cfg.CheckPoll); ; {
+		w.poll()
+		if !slices.ContainsFunc(w.active, func(t *transfer) bool { return t.pull == nil }) || time.Now().After(until) {
+			return
+		}
+	}
+}
+
+// check posts the slot READ of one batch. Each slot is a descriptor of its own, 8 bytes: a longer READ can tear a nonce.
+func (w *Worker) check(b lease.CheckBatch) error {
+	p := w.peers[b.Engine]
+	if p == nil || p.state != connected {
+		err := errors.New("the owner was lost before the lease could be checked")
+		if p != nil && p.err != nil {
+			err = fmt.Errorf("%w: %w", err, p.err)
+		}
+		return err
+	}
+	i := slices.IndexFunc(p.ranks, func(r remoteRank) bool { return r.rank == b.Rank })
+	if i < 0 {
+		return fmt.Errorf("no connection to rank %d", b.Rank)
+	}
+	r := p.ranks[i]
+	cells, err := w.cells.get(len(b.Slots))
+	if err != nil {
+		return err
+	}
+	local, remote := make([]nixl.Desc, len(cells)), make([]nixl.Desc, len(cells))
+	for i, c := range cells {
+		local[i] = nixl.Desc{Addr: c.addr(), Len: 8}
+		remote[i] = nixl.Desc{Addr: r.meta.SlotsBase + 8*uint64(b.Slots[i]), Len: 8}
+	}
+	t := &transfer{peer: p, rank: r.rank, check: b, cells: cells}
+	if err = t.prepare(w.fabric, r.agent, local, remote); err != nil {
+		w.cells.take(cells)
+		return err
+	}
+	w.start(t)
+	return nil
+}
+
+func (t *transfer) prepare(f Fabric, agent string, local, remote []nixl.Desc) (err error) {
+	defer func() {
+		if err != nil {
+			for _, l := range t.lists {
+				l.Close()
+			}
+		}
+	}()
+	l, err := f.LocalList(nixl.DRAM, local)
+	if err != nil {
+		return err
+	}
+	t.lists = append(t.lists, l)
+	r, err := f.RemoteList(agent, nixl.DRAM, remote)
+	if err != nil {
+		return err
+	}
+	t.lists = append(t.lists, r)
+	t.Read, err = f.NewRead(l, nil, r, nil, true)
+	return err
+}
+
+// finish reports the pulls that reached their verdict. Only a received one is told to the owner.
+func (w *Worker) finish(res *lease.Result) {
+	w.finished = w.pulls.Finished(w.finished[:0])
+	for _, f := range w.finished {
+		id := f.Pull.Request
+		x := w.reads[id]
+		if x == nil {
+			continue
+		}
+		x.ended = true
+		if !f.Quarantined {
+			delete(w.reads, id)
+		}
+		switch {
+		case f.Settled:
+			res.Settled = append(res.Settled, id)
+			continue
+		case f.Cause != 0:
+			w.countFailure(f.Cause)
+			res.Failed = append(res.Failed, lease.Failure{Request: id, Cause: f.Cause, Message: message(f.Cause, f.Err), Quarantined: f.Quarantined})
+			continue
+		case x.Verify:
+			w.stats.Verified++
+		default:
+			w.stats.Unverified++
+		}
+		res.Received = append(res.Received, id)
+		if f.Notify {
+			var nonce int64
+			if x.Lease != nil {
+				nonce = x.Lease.Nonce
+			}
+			w.complete(x.peer, x.RemoteRequest, nonce)
+		}
+	}
+	clear(w.finished)
+}
+
+// message is what err says beyond its cause, which the Failure names already.
+func message(cause lease.Cause, err error) string {
+	if e, ok := errors.AsType[*lease.Error](err); ok && e.Err == cause.Err() {
+		return e.Detail
+	}
+	return strings.TrimPrefix(err.Error(), cause.Err().Error()+": ")
+}
+
+func (w *Worker) countFailure(cause lease.Cause) {
+	switch cause {
+	case lease.CauseLapsed:
+		w.stats.Lapsed++
+	case lease.CauseUnverifiable:
+		w.stats.Unverifiable++
+	}
+}
+
+// giveUp ends a pull that nobody waits for any more.
+func (w *Worker) giveUp(request string, res *lease.Result) {
+	x := w.reads[request]
+	switch {
+	case x == nil: // it ended in an earlier step; the scheduler has, or gets, that result
+		res.Settled = append(res.Settled, request)
+	case !x.started:
+		w.forget(x)
+		res.Settled = append(res.Settled, request)
+	default:
+		if err := w.pulls.Cancel(request); err != nil {
+			w.log.Error("cancel a pull", "request", request, "error", err)
+		}
+	}
+}
+
+// forget drops a pull that waits for a handshake.
+func (w *Worker) forget(x *pull) {
+	delete(w.reads, x.Request)
+	x.peer.pulls = slices.DeleteFunc(x.peer.pulls, func(y *pull) bool { return y == x })
+}
+
+// expire fails the pulls whose time is over. Their READs go on: NIXL cannot stop them.
+func (w *Worker) expire(now time.Time, res *lease.Result) {
+	for id, x := range w.reads {
+		if x.ended || now.Before(x.deadline) {
+			continue
+		}
+		err := fmt.Errorf("%w: engine %q did not deliver within %s", lease.ErrTimeout, x.Peer.Engine, w.cfg.ReadTimeout)
+		if !x.started {
+			w.forget(x)
+			w.refuse(id, lease.CauseTimeout, err, res)
+		} else if err := w.pulls.Fail(id, err); err != nil && !errors.Is(err, lease.ErrUnknown) { // unknown: it ended in this step
+			w.log.Error("fail a pull", "request", id, "error", err)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package rdma
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl"
+)
+
+// ErrClosed is returned by the methods of a closed Worker.
+var ErrClosed = fmt.Errorf("worker: %w", nixl.ErrClosed)
+
+// Worker is one rank of an engine: it owns the rank's fabric, holds the leases on the blocks of this rank that others
+// read, and reads the blocks of others. All work happens in Step; the only goroutines are those of handshakes under way.
+// Methods are safe for concurrent use.
+type Worker struct {
+	cfg  WorkerConfig
+	log  *slog.Logger
+	meta Metadata
+
+	fabric Fabric
+	cells  cellPool
+	notifs []nixl.Notification
+
+	listsMu sync.Mutex
+	lists   map[string]List // own blocks, by the way they are cut
+
+	ctx        context.Context
+	cancel     context.CancelFunc
+	background sync.WaitGroup
+	handshakes chan handshake
+
+	mu       sync.Mutex // held by Step and Close
+	closed   bool
+	table    *lease.Table
+	pulls    *lease.Pulls
+	peers    map[string]*peer
+	reads    map[string]*pull // by local request
+	active   []*transfer
+	settling []*transfer      // failed, and the fabric may still write for them
+	polled   []Read           // scratch of poll
+	states   []nixl.State     // scratch of poll
+	finished []lease.Finished // scratch of finish
+	beatBuf  []byte           // scratch of sendAll
+	stats    WorkerStats
+}
+
+// WorkerStats counts what a Worker did since it was made.
+type WorkerStats struct {
+	Steps            int64
+	Reads            int64 // block READs posted
+	BytesRead        int64 // bytes of block READs that completed
+	Checks           int64 // slot READs posted
+	Verified         int64 // pulls reported as received after a check
+	Unverified       int64 // pulls reported as received without one (verification off)
+	Lapsed           int64 // pulls refused because a slot held another nonce
+	Unverifiable     int64 // pulls refused because they could not be checked
+	TransfersFailed  int64
+	HandshakesFailed int64
+	HeartbeatsSent   int64 // messages
+	NotifyFailed     int64 // heartbeats and read-completes that NIXL did not take
+	Pulls            int   // being read, checked, or in quarantine now
+	Peers            int   // connected now
+	Leases           lease.TableStats
+}
+
+// NewWorker makes a rank over fabric, which it closes when it is closed or cannot be made. It registers the lease slots, and
+// fails when that fails (specification, "Lease Verification on the Reader"); Lease.Slots = lease.NoSlot makes an owner
+// without any.
+func NewWorker(fabric Fabric, cfg WorkerConfig) (*Worker, error) {
+	if fabric == nil {
+		return nil, fmt.Errorf("worker of engine %q: %w: no fabric", cfg.Engine, ErrConfig)
+	}
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, errors.Join(err, fabric.Close())
+	}
+	w := &Worker{cfg: cfg, log: cfg.Logger.With("engine", cfg.Engine, "rank", cfg.Rank), meta: *cfg.metadata(), fabric: fabric,
+		cells: cellPool{fabric: fabric}, pulls: lease.NewPulls(), lists: map[string]List{}, peers: map[string]*peer{}, reads: map[string]*pull{},
+		handshakes: make(chan handshake)}
+	w.ctx, w.cancel = context.WithCancel(context.Background())
+	if err := w.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("worker of engine %q, rank %d: %w", cfg.Engine, cfg.Rank, err), w.Close())
+	}
+	return w, nil
+}
+
+func (w *Worker) open() (err error) {
+	var cells []int64
+	if n := w.cfg.Lease.Slots; n != lease.NoSlot {
+		slots, err := w.fabric.Alloc(n * 8)
+		if err != nil {
+			return fmt.Errorf("register %d lease slots in DRAM, without which no reader can verify: %w", n, err)
+		}
+		w.meta.SlotsBase, w.meta.SlotsCount, w.meta.SlotHeartbeats = slots.Addr(), n, true
+		cells = int64s(slots)
+	}
+	w.table, err = lease.NewTable(lease.TableConfig{
+		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells)})
+	if err != nil {
+		return err
+	}
+	if _, err = w.localList(whole(&w.meta)); err != nil {
+		return fmt.Errorf("KV regions: %w", err)
+	}
+	w.meta.Agent, err = w.fabric.Metadata()
+	return err
+}
+
+// int64s is registered memory as int64 cells.
+func int64s(m Memory) []int64 {
+	p := m.Bytes()
+	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/8)
+}
+
+// Metadata is what a reader of this rank learns in the handshake.
+func (w *Worker) Metadata() Metadata { return w.meta }
+
+// Step does everything that is due: it carries out plan, posts reads, sends heartbeats, handles what arrived, verifies
+// what was read, and ends leases that ran out, in the order of design.md, "One step". now is the step's time on this
+// process's monotonic clock. It waits for no peer. The error is about this worker as a whole; what happened to requests is
+// in the Result.
+func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	res := lease.Result{Rank: w.cfg.Rank}
+	if w.closed {
+		return res, ErrClosed
+	}
+	w.stats.Steps++
+	err := w.hold(now, plan)
+	w.takeHandshakes(now, &res)
+	for _, id := range plan.Cancel {
+		w.giveUp(id, &res)
+	}
+	for _, p := range plan.Read {
+		w.read(p, now, &res)
+	}
+	for _, h := range plan.Heartbeat {
+		w.beat(h, now, &res)
+	}
+	for _, r := range plan.Release {
+		w.release(r, now, &res)
+	}
+	err = errors.Join(err, w.drain(now))
+	w.poll()
+	w.verify()
+	w.expire(now, &res)
+	w.finish(&res)
+	w.heal(now, &res)
+	// Reaping comes last: a heartbeat that waited out a long forward pass has been handled above.
+	w.table.Reap(now)
+	res.Sent = w.table.Ended(res.Sent)
+	return res, err
+}
+
+// hold writes the nonces of newly admitted requests, installs deadlines, and ends aborted lives.
+func (w *Worker) hold(now time.Time, plan lease.Plan) (err error) {
+	for _, a := range plan.Admit {
+		err = errors.Join(err, w.table.Admit(now, a))
+	}
+	for _, g := range plan.Grant {
+		err = errors.Join(err, w.table.Grant(now, g))
+	}
+	for _, k := range plan.Abort {
+		err = errors.Join(err, w.table.Abort(now, k))
+	}
+	return err
+}
+
+// drain handles every notification that arrived. Malformed and late ones are counted by the table.
+func (w *Worker) drain(now time.Time) (err error) {
+	w.notifs, err = w.fabric.Notifications(w.notifs[:0])
+	for _, n := range w.notifs {
+		if err := w.table.Notify(now, n.From, n.Payload); err != nil {
+			w.log.Debug("ignored a notification", "from", n.From, "error", err)
+		}
+	}
+	clear(w.notifs)
+	return err
+}
+
+// Busy reports whether a READ or a handshake is under way, so that the next step should come soon.
+func (w *Worker) Busy() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.reads)+len(w.active) > 0
+}
+
+// Stats returns a snapshot.
+func (w *Worker) Stats() WorkerStats {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := w.stats
+	s.Pulls = len(w.reads)
+	for _, p := range w.peers {
+		if p.state == connected {
+			s.Peers++
+		}
+	}
+	if w.table != nil {
+		s.Leases = w.table.Stats()
+	}
+	return s
+}
+
+// Close ends the agent; READs under way end with it and no byte of them lands afterwards. The KV memory is the caller's
+// again when it returns. Peers learn nothing: an engine that holds leases revokes them first.
+func (w *Worker) Close() error {
+	w.cancel()
+	w.background.Wait()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
+	w.closed = true
+	return w.fabric.Close()
+}
