@@ -1,0 +1,635 @@
+// Package nixlgo passes KV-cache blocks between inference processes over NIXL, under renewable leases and with proof, after
+// each read, that the lease was held throughout.
+//
+// A Node owns registered memory for layers × blocks of KV cache. The prefill side fills blocks and calls Publish, which
+// pins them under a lease and returns the kv_transfer_params that a router carries to the decode side. The decode side
+// calls Hold when the request arrives, which renews the lease while it queues, and Fetch when it has blocks for it: the
+// blocks are read, the lease is verified, and the owner is told. A Node is both sides at once.
+//
+// Node is the short way in for programs without an engine loop of their own. An engine with one uses package lease for
+// decisions and package rdma to carry them out; package nixl is the binding of the NIXL C API alone.
+package nixlgo
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl"
+	"github.com/nixlgo/nixlgo/rdma"
+)
+
+var (
+	// ErrClosed is returned once Close was called.
+	ErrClosed = fmt.Errorf("node: %w", nixl.ErrClosed)
+	// ErrBusy is returned for blocks that are published, being read, or in quarantine.
+	ErrBusy = errors.New("block is in use")
+	// ErrQuarantined marks a Fetch that ended while its READ could still write the blocks. They are refused with ErrBusy
+	// until the READ is terminal; Node frees them then.
+	ErrQuarantined = errors.New("blocks are in quarantine until their READ ends")
+)
+
+// Config configures a Node. Zero values take the documented default.
+type Config struct {
+	Engine string // engine id; empty: a random one. A restarted engine needs a new one
+	Host   string // bound and advertised side-channel address; empty: 127.0.0.1. Bind to a private network only
+	Port   int    // side-channel TCP port; 0: any free one
+
+	Layers      int // regions; required
+	Blocks      int // blocks per layer; required
+	BlockBytes  int // bytes of one block of one layer; required
+	BlockTokens int // tokens per block; 0: 16
+
+	Layout    string // kv_cache_layout of the bytes in a block; empty: LBHNC
+	Attention string // attn_backend_name; empty: CPU_ATTN
+
+	Lease            lease.Config // zero value: lease.DefaultConfig()
+	Compatibility    string       // hash that both sides must share; empty: a hash of the layout
+	AnyCompatibility bool         // fetch from owners with another hash, too
+
+	Library       string            // path of libnixl_capi.so; empty: searched, see nixl.Load
+	Backend       string            // NIXL plugin; empty: UCX
+	BackendParams map[string]string // its parameters
+
+	HandshakeTimeout time.Duration // 0: 5 s
+	ReadTimeout      time.Duration // 0: 60 s
+	Idle             time.Duration // pause between steps when nothing moves; 0: 1 ms
+
+	Trace  rdma.Trace
+	Logger *slog.Logger // nil: discards
+}
+
+// Node is one engine of one rank with its memory. Its methods are safe for concurrent use; all of them but Close need Run
+// to be running to make progress.
+type Node struct {
+	cfg    Config
+	log    *slog.Logger
+	kv     *nixl.Buffer
+	worker *rdma.Worker
+	side   *rdma.SideChannel
+	wake   chan struct{}
+	closed chan struct{}
+
+	mu       sync.Mutex
+	sched    *lease.Scheduler
+	running  bool
+	stopped  chan struct{} // closed when Run returned
+	next     uint64        // number of the next local request
+	owned    map[string]*Publication
+	reads    map[string]*Held
+	settling map[string]*Held // given up, with a READ that may be active
+	used     map[int]string   // block → what holds it
+	stepped  chan struct{}    // closed after the next whole step
+	longest  time.Duration    // longest time from one step's start to the next
+	closeErr error
+}
+
+// New opens a Node: it loads NIXL, allocates and registers the memory, and opens the side channel.
+func New(cfg Config) (*Node, error) {
+	cfg.Engine = cmp.Or(cfg.Engine, rand.Text())
+	cfg.Host = cmp.Or(cfg.Host, "127.0.0.1")
+	cfg.Idle = cmp.Or(cfg.Idle, time.Millisecond)
+	if cfg.Lease == (lease.Config{}) {
+		cfg.Lease = lease.DefaultConfig()
+	}
+	n := &Node{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), closed: make(chan struct{}), owned: map[string]*Publication{},
+		reads: map[string]*Held{}, settling: map[string]*Held{}, used: map[int]string{}, stepped: make(chan struct{}), stopped: make(chan struct{})}
+	close(n.stopped)
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	if err := n.open(); err != nil {
+		return nil, errors.Join(fmt.Errorf("node: %w", err), n.Close())
+	}
+	return n, nil
+}
+
+func (n *Node) open() (err error) {
+	c := n.cfg
+	const limit = 1 << 46 // bytes; more than a process can map
+	if c.Layers < 1 || c.Blocks < 1 || c.BlockBytes < 1 || c.Layers > limit/c.Blocks/c.BlockBytes {
+		return fmt.Errorf("%w: %d layers × %d blocks × %d bytes of KV cache", rdma.ErrConfig, c.Layers, c.Blocks, c.BlockBytes)
+	}
+	if _, err = nixl.Load(c.Library); err != nil {
+		return err
+	}
+	if n.kv, err = nixl.AllocBuffer(c.Layers * c.Blocks * c.BlockBytes); err != nil {
+		return err
+	}
+	if n.side, err = rdma.ListenSideChannel(c.Host, c.Port, c.Logger); err != nil {
+		return err
+	}
+	regions := make([]rdma.Region, c.Layers)
+	for i := range regions {
+		regions[i] = rdma.Region{Base: n.kv.Addr() + uint64(i*c.Blocks*c.BlockBytes), BlockLen: c.BlockBytes, Blocks: c.Blocks}
+	}
+	fabric, err := rdma.OpenNIXL(rdma.NIXLConfig{Backend: c.Backend, BackendParams: c.BackendParams, Agent: nixl.Config{Logger: c.Logger},
+		Memory: []nixl.Memory{n.kv}})
+	if err != nil {
+		return err
+	}
+	n.worker, err = rdma.NewWorker(fabric, rdma.WorkerConfig{
+		Engine: c.Engine, KV: rdma.KV{Regions: regions, BlockTokens: c.BlockTokens, Layout: c.Layout, Attention: c.Attention},
+		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility,
+		HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, Trace: c.Trace, Logger: c.Logger,
+	})
+	if err != nil {
+		return err
+	}
+	n.side.Serve(n.worker)
+	n.sched, err = lease.NewScheduler(lease.SchedulerConfig{
+		Config: c.Lease, Engine: c.Engine, Host: c.Host, Port: n.side.Port(), TPSize: 1, Ranks: 1, Blocks: c.Blocks,
+	})
+	return err
+}
+
+// Engine is the engine id.
+func (n *Node) Engine() string { return n.cfg.Engine }
+
+// Port is the side channel's TCP port.
+func (n *Node) Port() int { return n.side.Port() }
+
+// Block is the memory of one block of one layer, BlockBytes long, or nil when there is no such block. The caller may write
+// it while it is neither published nor being fetched into; after Close it must not be touched.
+func (n *Node) Block(layer, block int) []byte {
+	if layer < 0 || layer >= n.cfg.Layers || block < 0 || block >= n.cfg.Blocks {
+		return nil
+	}
+	all, size := n.kv.Bytes(), n.cfg.BlockBytes
+	if all == nil {
+		return nil
+	}
+	at := (layer*n.cfg.Blocks + block) * size
+	return all[at : at+size : at+size]
+}
+
+// Publication is a request whose blocks this node holds for a reader.
+type Publication struct {
+	node   *Node
+	id     string
+	blocks []int
+	params lease.Params
+	done   chan struct{}
+	reason lease.Reason // set before done is closed
+}
+
+// Params are the kv_transfer_params for the reader; they marshal to the JSON that vLLM's routers pass on.
+func (p *Publication) Params() *lease.Params { q := p.params; return &q }
+
+// Done is closed when the lease has ended and the blocks are the caller's again.
+func (p *Publication) Done() <-chan struct{} { return p.done }
+
+// Reason says how the lease ended; valid after Done.
+func (p *Publication) Reason() lease.Reason {
+	select {
+	case <-p.done:
+		return p.reason
+	default:
+		return 0
+	}
+}
+
+// Revoke ends the lease now: a reader that has not finished is refused. The blocks are the caller's again after Done.
+func (p *Publication) Revoke() error {
+	n := p.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	defer n.poke()
+	if n.isClosed() {
+		return ErrClosed
+	}
+	return n.sched.Revoke(time.Now(), p.id)
+}
+
+// Publish pins blocks, which hold tokens tokens of the prompt of request id, under a lease, and returns once the lease can
+// be verified. The blocks must not be written until Publication.Done. Errors: ErrBusy for a block in use, lease.ErrInvalid
+// for ids that the wire cannot carry and blocks that do not exist, the context's.
+func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
+	fail := func(err error) (*Publication, error) { return nil, fmt.Errorf("publish request %q: %w", id, err) }
+	n.mu.Lock()
+	if n.isClosed() {
+		n.mu.Unlock()
+		return fail(ErrClosed)
+	}
+	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
+		n.mu.Unlock()
+		return fail(err)
+	}
+	if n.owned[id] != nil {
+		n.unclaim(blocks)
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: the id is published already", lease.ErrInvalid))
+	}
+	groups := [][]int{blocks}
+	if err := n.sched.OnBlocksAllocated(time.Now(), id, &lease.Params{DoRemoteDecode: true}, groups); err != nil {
+		n.unclaim(blocks)
+		n.mu.Unlock()
+		return fail(err)
+	}
+	p := &Publication{node: n, id: id, blocks: append([]int(nil), blocks...), done: make(chan struct{})}
+	n.owned[id] = p
+	n.mu.Unlock()
+
+	// The nonce must stand in the slot before the params leave.
+	err := n.wholeStep(ctx)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	defer n.poke()
+	status := lease.StatusLengthCapped
+	if err != nil {
+		status = lease.StatusAborted
+	}
+	params, _, ferr := n.sched.RequestFinished(time.Now(), id, status, groups, tokens)
+	if err = cmp.Or(err, ferr); err != nil {
+		return fail(err)
+	}
+	p.params = *params
+	return p, nil
+}
+
+// Held is a request that this node will read, or a lease that it renews for someone who will.
+type Held struct {
+	node    *Node
+	id      string
+	params  lease.Params
+	blocks  []int
+	result  chan error    // one value: the verdict of Fetch
+	settled chan struct{} // closed when no READ can write blocks any more
+}
+
+// Hold starts to renew the lease of params: the first heartbeat leaves as soon as the owner is connected, then one every
+// sixth of the lease's duration, until Fetch succeeds or fails, or Release or Close is called.
+func (n *Node) Hold(params *lease.Params) (*Held, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return nil, ErrClosed
+	}
+	n.next++
+	h := &Held{node: n, id: "r" + strconv.FormatUint(n.next, 10), params: *params, result: make(chan error, 1), settled: make(chan struct{})}
+	if err := n.sched.OnNewRequest(time.Now(), h.id, &h.params); err != nil {
+		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, err)
+	}
+	n.reads[h.id] = h
+	n.poke()
+	return h, nil
+}
+
+// Fetch reads the request's blocks into the local blocks, verifies the lease, and tells the owner. It returns nil only if
+// the owner held the lease for the whole READ. On error the blocks are zeroed; if the error matches ErrQuarantined they are
+// refused with ErrBusy until the READ, which could not be stopped, is over.
+//
+// Errors: lease.ErrLapsed, lease.ErrUnverifiable, lease.ErrHandshake, lease.ErrTransfer, lease.ErrPeerLost,
+// lease.ErrTimeout, lease.ErrInvalid, ErrBusy, the context's. After an error the request is over: the owner was not told and
+// holds the blocks until its lease runs out, or was, if the context ended.
+func (h *Held) Fetch(ctx context.Context, blocks []int) error {
+	n := h.node
+	fail := func(err error) error {
+		return fmt.Errorf("fetch request %q from engine %q: %w", h.params.RemoteRequestID, h.params.RemoteEngineID, err)
+	}
+	n.mu.Lock()
+	if n.reads[h.id] != h || h.blocks != nil {
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid))
+	}
+	if err := n.claim("a fetch", blocks); err != nil {
+		n.mu.Unlock()
+		return fail(err)
+	}
+	if err := n.sched.OnBlocksAllocated(time.Now(), h.id, &h.params, [][]int{blocks}); err != nil {
+		n.unclaim(blocks)
+		n.mu.Unlock()
+		return fail(err)
+	}
+	h.blocks = append([]int{}, blocks...)
+	n.mu.Unlock()
+	n.poke()
+
+	select {
+	case err := <-h.result:
+		if err != nil {
+			return fail(err)
+		}
+		return nil
+	case <-n.closed:
+		return fail(ErrClosed)
+	case <-ctx.Done():
+	}
+	return h.abandon(fail, context.Cause(ctx))
+}
+
+// Settled is closed when the blocks of a Fetch that matched ErrQuarantined are the caller's again.
+func (h *Held) Settled() <-chan struct{} { return h.settled }
+
+// abandon gives a fetch up whose context ended. The owner is told as soon as no READ is active.
+func (h *Held) abandon(fail func(error) error, cause error) error {
+	n := h.node
+	n.mu.Lock()
+	if n.reads[h.id] != h { // the verdict came first
+		n.mu.Unlock()
+		if err := <-h.result; err != nil {
+			return fail(err)
+		}
+		return nil
+	}
+	delete(n.reads, h.id)
+	_, delayed, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
+	if err != nil || !delayed {
+		n.wipe(h.blocks)
+		n.unclaim(h.blocks)
+		n.mu.Unlock()
+		return fail(errors.Join(cause, err))
+	}
+	n.settling[h.id] = h
+	n.mu.Unlock()
+	for range 2 { // mostly there is no READ yet, and the next step says so
+		n.mu.Lock()
+		stepped, stopped := n.stepped, n.stopped
+		n.mu.Unlock()
+		n.poke()
+		select {
+		case <-h.settled:
+			return fail(cause)
+		case <-stepped:
+		case <-stopped:
+		case <-n.closed:
+			return fail(errors.Join(cause, ErrClosed))
+		}
+	}
+	select {
+	case <-h.settled:
+		return fail(cause)
+	default:
+		return fail(errors.Join(cause, ErrQuarantined))
+	}
+}
+
+// Release tells the owner that nobody will read the request: it frees the blocks at once. It is safe only while no reader
+// holds the params.
+func (h *Held) Release(ctx context.Context) error {
+	n := h.node
+	n.mu.Lock()
+	var err error
+	if n.reads[h.id] == h && h.blocks == nil {
+		_, _, err = n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
+		delete(n.reads, h.id)
+	}
+	n.mu.Unlock()
+	n.poke()
+	if err == nil {
+		err = n.wholeStep(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("release request %q: %w", h.params.RemoteRequestID, err)
+	}
+	return nil
+}
+
+// Fetch is Hold and Held.Fetch in one: for a request that does not queue.
+func (n *Node) Fetch(ctx context.Context, params *lease.Params, blocks []int) error {
+	h, err := n.Hold(params)
+	if err != nil {
+		return err
+	}
+	return h.Fetch(ctx, blocks)
+}
+
+// Release is Hold and Held.Release in one.
+func (n *Node) Release(ctx context.Context, params *lease.Params) error {
+	h, err := n.Hold(params)
+	if err != nil {
+		return err
+	}
+	return h.Release(ctx)
+}
+
+// Run steps the node until ctx ends or Close is called, and returns nil then. One Run at a time.
+func (n *Node) Run(ctx context.Context) error {
+	n.mu.Lock()
+	if n.running {
+		n.mu.Unlock()
+		return errors.New("node: Run is running already")
+	}
+	n.running = true
+	n.stopped = make(chan struct{})
+	n.mu.Unlock()
+	defer func() {
+		n.mu.Lock()
+		n.running = false
+		close(n.stopped)
+		n.mu.Unlock()
+	}()
+	timer := time.NewTimer(n.cfg.Idle)
+	defer timer.Stop()
+	last := time.Now()
+	for {
+		now := time.Now()
+		n.mu.Lock()
+		n.longest = max(n.longest, now.Sub(last))
+		n.mu.Unlock()
+		last = now
+		busy, err := n.step(now)
+		if err != nil {
+			if errors.Is(err, ErrClosed) {
+				return nil
+			}
+			n.log.Error("step", "error", err)
+		}
+		pause := n.cfg.Idle
+		if busy {
+			pause = min(pause, 50*time.Microsecond)
+		}
+		timer.Reset(pause)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-n.closed:
+			return nil
+		case <-n.wake:
+		case <-timer.C:
+		}
+	}
+}
+
+// step runs one step and hands out what it decided. busy reports whether the next one should come soon.
+func (n *Node) step(now time.Time) (busy bool, err error) {
+	n.mu.Lock()
+	plan := n.sched.BuildPlan(now)
+	done := n.stepped
+	n.stepped = make(chan struct{})
+	n.mu.Unlock()
+	res, err := n.worker.Step(now, plan)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	defer close(done)
+	out := n.sched.OnResults(now, []lease.Result{res})
+	for _, f := range out.Free {
+		if p := n.owned[f.Request]; p != nil {
+			delete(n.owned, f.Request)
+			n.unclaim(p.blocks)
+			p.reason = f.Reason
+			close(p.done)
+		}
+	}
+	for _, id := range out.Run {
+		n.verdict(id, nil, false)
+	}
+	for _, f := range out.Fail {
+		n.verdict(f.Request, f.Err, f.Quarantined)
+	}
+	for _, s := range out.Settled {
+		if h := n.settling[s.Request]; h != nil {
+			delete(n.settling, s.Request)
+			n.wipe(h.blocks)
+			n.unclaim(h.blocks)
+			close(h.settled)
+		}
+	}
+	return n.worker.Busy(), err
+}
+
+// verdict ends a fetch. Bytes that were not proved to be the request's do not stay behind.
+func (n *Node) verdict(id string, err error, quarantined bool) {
+	h := n.reads[id]
+	if h == nil {
+		return
+	}
+	delete(n.reads, id)
+	switch {
+	case quarantined:
+		n.settling[id] = h
+		err = errors.Join(err, ErrQuarantined)
+	case err != nil:
+		n.wipe(h.blocks)
+		n.unclaim(h.blocks)
+	default:
+		n.unclaim(h.blocks)
+	}
+	h.result <- err
+}
+
+func (n *Node) wipe(blocks []int) {
+	for _, b := range blocks {
+		for l := range n.cfg.Layers {
+			clear(n.Block(l, b))
+		}
+	}
+}
+
+// claim marks blocks as used by who, all or none.
+func (n *Node) claim(who string, blocks []int) error {
+	seen := make(map[int]bool, len(blocks))
+	for _, b := range blocks {
+		if b < 0 || b >= n.cfg.Blocks {
+			return fmt.Errorf("%w: block id %d is not in 0…%d", lease.ErrInvalid, b, n.cfg.Blocks-1)
+		}
+		if n.used[b] != "" {
+			return fmt.Errorf("%w: block %d is held by %s", ErrBusy, b, n.used[b])
+		}
+		if seen[b] {
+			return fmt.Errorf("%w: block %d twice", lease.ErrInvalid, b)
+		}
+		seen[b] = true
+	}
+	for _, b := range blocks {
+		n.used[b] = who
+	}
+	return nil
+}
+
+func (n *Node) unclaim(blocks []int) {
+	for _, b := range blocks {
+		delete(n.used, b)
+	}
+}
+
+// wholeStep waits for a step that began after the call.
+func (n *Node) wholeStep(ctx context.Context) error {
+	for range 2 { // the step under way may have built its plan before
+		n.mu.Lock()
+		done := n.stepped
+		n.mu.Unlock()
+		n.poke()
+		select {
+		case <-done:
+		case <-n.closed:
+			return ErrClosed
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+func (n *Node) isClosed() bool {
+	select {
+	case <-n.closed:
+		return true
+	default:
+		return false
+	}
+}
+
+func (n *Node) poke() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Stats is a snapshot of a node.
+type Stats struct {
+	Worker      rdma.WorkerStats
+	Scheduler   lease.SchedulerStats
+	SideChannel rdma.SideChannelStats
+	LongestStep time.Duration // longest time from one step's start to the next, since Run
+}
+
+// Stats returns a snapshot.
+func (n *Node) Stats() Stats {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return Stats{Worker: n.worker.Stats(), Scheduler: n.sched.Stats(), SideChannel: n.side.Stats(), LongestStep: n.longest}
+}
+
+// Close stops Run, ends the agent and unmaps the memory. Leases that are still held end with it: a reader that READs later
+// fails, and their publications are done, as aborted. It is idempotent.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.isClosed() {
+		defer n.mu.Unlock()
+		return n.closeErr
+	}
+	close(n.closed)
+	running, stopped := n.running, n.stopped
+	n.mu.Unlock()
+	if running {
+		<-stopped
+	}
+	var err error
+	if n.side != nil {
+		err = errors.Join(err, n.side.Close())
+	}
+	if n.worker != nil {
+		err = errors.Join(err, n.worker.Close())
+	}
+	if n.kv != nil {
+		err = errors.Join(err, n.kv.Close())
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, p := range n.owned {
+		delete(n.owned, id)
+		p.reason = lease.ReasonAborted
+		close(p.done)
+	}
+	n.closeErr = err
+	return err
+}

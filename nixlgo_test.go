@@ -1,0 +1,257 @@
+package nixlgo_test
+
+import (
+	"bytes"
+	"context"
+	"net"
+	"os"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/rdma"
+)
+
+// TestMain leaves by the system call: the exit of libc runs a destructor of the wheel's libnl that crashes under -race.
+func TestMain(m *testing.M) { syscall.Exit(m.Run()) }
+
+func open(t *testing.T, change ...func(*nixlgo.Config)) *nixlgo.Node {
+	t.Helper()
+	cfg := nixlgo.Config{Layers: 2, Blocks: 8, BlockBytes: 4096}
+	for _, f := range change {
+		f(&cfg)
+	}
+	n, err := nixlgo.New(cfg)
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+		require.NoError(t, n.Close())
+	})
+	return n
+}
+
+func deadline(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func fill(n *nixlgo.Node, v byte, blocks ...int) {
+	for _, b := range blocks {
+		for l := range 2 {
+			copy(n.Block(l, b), bytes.Repeat([]byte{v}, 4096))
+		}
+	}
+}
+
+func requireFilled(t *testing.T, n *nixlgo.Node, v byte, blocks ...int) {
+	t.Helper()
+	for _, b := range blocks {
+		for l := range 2 {
+			require.Equal(t, bytes.Repeat([]byte{v}, 4096), n.Block(l, b))
+		}
+	}
+}
+
+func requireDone(t *testing.T, p *nixlgo.Publication, want lease.Reason) {
+	t.Helper()
+	select {
+	case <-p.Done():
+		require.Equal(t, want, p.Reason())
+	case <-deadline(t).Done():
+		t.Fatal("the publication did not end")
+	}
+}
+
+func TestFetchDeliversTheBytesAndFreesTheOwner(t *testing.T) {
+	owner, reader := open(t), open(t)
+	fill(owner, 0xA1, 1, 2)
+	p, err := owner.Publish(deadline(t), "req", []int{1, 2}, 32)
+	require.NoError(t, err)
+	require.NoError(t, reader.Fetch(deadline(t), p.Params(), []int{5, 6}))
+	requireFilled(t, reader, 0xA1, 5, 6)
+	requireDone(t, p, lease.ReasonRead)
+	// Both sides' blocks are free again.
+	_, err = owner.Publish(deadline(t), "req", []int{1, 2}, 32)
+	require.NoError(t, err)
+	_, err = reader.Publish(deadline(t), "req", []int{5, 6}, 32)
+	require.NoError(t, err)
+}
+
+func TestBothSidesInOneNode(t *testing.T) {
+	a, b := open(t), open(t)
+	fill(a, 1, 0)
+	fill(b, 2, 0)
+	pa, err := a.Publish(deadline(t), "a", []int{0}, 16)
+	require.NoError(t, err)
+	pb, err := b.Publish(deadline(t), "b", []int{0}, 16)
+	require.NoError(t, err)
+	require.NoError(t, b.Fetch(deadline(t), pa.Params(), []int{1}))
+	require.NoError(t, a.Fetch(deadline(t), pb.Params(), []int{1}))
+	requireFilled(t, b, 1, 1)
+	requireFilled(t, a, 2, 1)
+}
+
+// A revoked lease shows 0 in its slot although the blocks are as they were.
+func TestFetchOfARevokedLeaseLapsesAndLeavesNoByte(t *testing.T) {
+	owner, reader := open(t), open(t)
+	fill(owner, 0xA1, 1)
+	p, err := owner.Publish(deadline(t), "req", []int{1}, 16)
+	require.NoError(t, err)
+	params := p.Params()
+	require.NoError(t, p.Revoke())
+	requireDone(t, p, lease.ReasonAborted)
+	err = reader.Fetch(deadline(t), params, []int{5})
+	require.ErrorIs(t, err, lease.ErrLapsed)
+	require.NotErrorIs(t, err, nixlgo.ErrQuarantined)
+	require.ErrorContains(t, err, `"req"`)
+	requireFilled(t, reader, 0, 5)
+	require.NoError(t, reader.Fetch(deadline(t), republish(t, owner, 1), []int{5}), "the blocks are free for another try")
+}
+
+func republish(t *testing.T, n *nixlgo.Node, block int) *lease.Params {
+	t.Helper()
+	p, err := n.Publish(deadline(t), "again", []int{block}, 16)
+	require.NoError(t, err)
+	return p.Params()
+}
+
+func TestReleaseFreesTheOwnerWithoutARead(t *testing.T) {
+	owner, router := open(t), open(t)
+	p, err := owner.Publish(deadline(t), "req", []int{1}, 16)
+	require.NoError(t, err)
+	require.NoError(t, router.Release(deadline(t), p.Params()))
+	requireDone(t, p, lease.ReasonRead)
+	require.Zero(t, router.Stats().Worker.Reads)
+}
+
+func TestBlocksInUseAreRefused(t *testing.T) {
+	owner := open(t)
+	_, err := owner.Publish(deadline(t), "req", []int{1, 2}, 16)
+	require.NoError(t, err)
+	_, err = owner.Publish(deadline(t), "other", []int{0, 2}, 16)
+	require.ErrorIs(t, err, nixlgo.ErrBusy)
+	require.ErrorContains(t, err, `block 2 is held by request "req"`)
+	_, err = owner.Publish(deadline(t), "third", []int{0}, 16)
+	require.NoError(t, err, "the refused call claimed nothing")
+}
+
+func TestBadArgumentsAreNamedAndChangeNothing(t *testing.T) {
+	n := open(t)
+	for want, publish := range map[string]func() error{
+		"block id 8":    func() error { _, err := n.Publish(deadline(t), "a", []int{8}, 1); return err },
+		"block id -1":   func() error { _, err := n.Publish(deadline(t), "a", []int{-1}, 1); return err },
+		"block 3 twice": func() error { _, err := n.Publish(deadline(t), "a", []int{3, 3}, 1); return err },
+		`"a,b"`:         func() error { _, err := n.Publish(deadline(t), "a,b", []int{3}, 1); return err },
+		`"HB:x"`:        func() error { _, err := n.Publish(deadline(t), "HB:x", []int{3}, 1); return err },
+	} {
+		err := publish()
+		require.ErrorIs(t, err, lease.ErrInvalid, want)
+		require.ErrorContains(t, err, want)
+	}
+	p, err := n.Publish(deadline(t), "a", []int{3}, 16)
+	require.NoError(t, err)
+	_, err = n.Publish(deadline(t), "a", []int{4}, 16)
+	require.ErrorIs(t, err, lease.ErrInvalid, "the id is in use")
+	require.Nil(t, n.Block(2, 0))
+	require.Nil(t, n.Block(0, 8))
+	require.Nil(t, n.Block(-1, 0))
+	require.Zero(t, p.Reason())
+	require.NoError(t, p.Revoke())
+	requireDone(t, p, lease.ReasonAborted)
+}
+
+func TestUnusableConfigIsNamed(t *testing.T) {
+	for want, cfg := range map[string]nixlgo.Config{
+		"0 layers":                              {Blocks: 1, BlockBytes: 1},
+		"-1 blocks":                             {Layers: 1, Blocks: -1, BlockBytes: 1},
+		"1 layers × 9223372036854775807 blocks": {Layers: 1, Blocks: 1<<63 - 1, BlockBytes: 4096},
+		"port 70000":                            {Layers: 1, Blocks: 1, BlockBytes: 64, Port: 70000},
+		"NOSUCH":                                {Layers: 1, Blocks: 1, BlockBytes: 64, Backend: "NOSUCH"},
+		"/nonexistent":                          {Layers: 1, Blocks: 1, BlockBytes: 64, Library: "/nonexistent/libnixl_capi.so"},
+	} {
+		_, err := nixlgo.New(cfg)
+		require.ErrorContains(t, err, want)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	_, err = nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 1, BlockBytes: 64, Port: l.Addr().(*net.TCPAddr).Port})
+	require.ErrorIs(t, err, syscall.EADDRINUSE)
+}
+
+// nixl#2047, cases.md 4: a peer that does not answer ends with the context, not with a hang.
+func TestFetchEndsWithItsContext(t *testing.T) {
+	reader := open(t)
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer mute.Close()
+	p := &lease.Params{DoRemotePrefill: true, RemoteBlockIDs: [][]int{{0}}, RemoteEngineID: "mute", RemoteRequestID: "req", RemoteHost: "127.0.0.1",
+		RemotePort: mute.Addr().(*net.TCPAddr).Port, TPSize: 1, Lease: &lease.SlotRef{Slot: 0, Nonce: 1}}
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	err = reader.Fetch(ctx, p, []int{1})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Eventually(t, func() bool { // the blocks come back
+		_, err := reader.Publish(deadline(t), "mine", []int{1}, 16)
+		return err == nil
+	}, 20*time.Second, time.Millisecond)
+}
+
+func TestEveryCallAfterCloseSaysSo(t *testing.T) {
+	n, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 2, BlockBytes: 64})
+	require.NoError(t, err)
+	require.NoError(t, n.Close())
+	require.NoError(t, n.Close())
+	require.NoError(t, n.Run(t.Context()))
+	_, err = n.Publish(deadline(t), "req", []int{0}, 16)
+	require.ErrorIs(t, err, nixlgo.ErrClosed)
+	require.ErrorIs(t, err, net.ErrClosed)
+	_, err = n.Hold(&lease.Params{})
+	require.Error(t, err)
+	require.Nil(t, n.Block(0, 0))
+	n.Stats()
+}
+
+func TestCloseEndsRunAndWaiters(t *testing.T) {
+	n, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 2, BlockBytes: 64})
+	require.NoError(t, err)
+	ended := make(chan error, 2)
+	go func() { ended <- n.Run(context.Background()) }()
+	p, err := n.Publish(deadline(t), "req", []int{0}, 16)
+	require.NoError(t, err)
+	require.ErrorContains(t, n.Run(t.Context()), "running already")
+	require.NoError(t, n.Close())
+	require.NoError(t, <-ended)
+	requireDone(t, p, lease.ReasonAborted)
+	require.ErrorIs(t, p.Revoke(), nixlgo.ErrClosed)
+}
+
+func TestLeaseConfigIsChecked(t *testing.T) {
+	_, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 1, BlockBytes: 64, Lease: lease.Config{Duration: -time.Second}})
+	require.ErrorIs(t, err, rdma.ErrConfig)
+}
+
+// The README's code is code that runs: each block of it stands in example_test.go, word for word.
+func TestReadmeShowsTheExamples(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	example, err := os.ReadFile("example_test.go")
+	require.NoError(t, err)
+	blocks := regexp.MustCompile("(?s)```go\n(.*?)```").FindAllStringSubmatch(string(readme), -1)
+	require.GreaterOrEqual(t, len(blocks), 2)
+	for _, b := range blocks {
+		require.Contains(t, string(example), strings.TrimSpace(b[1]))
+	}
+}
