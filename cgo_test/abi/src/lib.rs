@@ -1,0 +1,1 @@
+// Cargo needs a target; abi-check reads the dependency's header only.

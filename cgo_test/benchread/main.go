@@ -1,0 +1,310 @@
+// Benchread compares reads of KV blocks: Held.Fetch, with and without verification, and the same READ posted through
+// NIXL's own Python package as vLLM posts it. Owner and reader are two processes, over TCP and over shared memory, and the
+// alternatives run interleaved in one run.
+//
+//	go run ./cgo_test/benchread [-quick]
+//
+// The peer needs a folder with the packages nixl-cu12 and numpy for python3 (-python). Its processes get UCX_TLS and
+// otherwise the environment of this one: none of the defaults that package nixl sets.
+package main
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nixlgo/nixlgo/cgo_test/measure"
+)
+
+//go:embed peer.py
+var peerScript string
+
+// shape is the memory of one process and the request read from it.
+type shape struct {
+	Layers     int
+	NodeBlocks int // per layer
+	Blocks     int // per layer, of a request
+	BlockBytes int
+}
+
+func (s shape) bytes() int { return s.Layers * s.Blocks * s.BlockBytes }
+
+type options struct {
+	tls     string
+	repeats int
+	fetches int // per repeat; the shortest counts
+	python  string
+	env     string
+	params  string
+	blocks  string
+	limit   time.Duration
+}
+
+func main() {
+	runtime.LockOSThread() // children die with the thread that started them
+	var o options
+	quick := flag.Bool("quick", false, "a few seconds, for figures that only show that it works")
+	flag.StringVar(&o.tls, "tls", "tcp tcp,shm,cma,self", "UCX transports (UCX_TLS), each measured on its own")
+	flag.StringVar(&o.blocks, "blocks", "65536 4096", "bytes of a block, each measured on its own")
+	flag.IntVar(&o.repeats, "repeats", 7, "interleaved repeats")
+	flag.IntVar(&o.fetches, "fetches", 3, "reads per repeat, of which the shortest counts")
+	flag.StringVar(&o.python, "python", "", "folder with nixl-cu12 and numpy for python3 (default: .nixl-python at the module root)")
+	flag.StringVar(&o.env, "env", "", "more environment of our processes, such as 'A=1 B=2'")
+	flag.StringVar(&o.params, "params", "", "backend parameters of our processes, such as 'num_threads=2'")
+	flag.DurationVar(&o.limit, "limit", 4*time.Minute, "give up after this time")
+	role := flag.String("role", "", "internal: owner, reader or unverified, driven on stdin")
+	size := flag.Int("size", 0, "internal: bytes of a block")
+	flag.Parse()
+	if *quick {
+		o.repeats, o.fetches, o.blocks = 2, 1, "16384"
+	}
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	var err error
+	if *role != "" {
+		err = runNode(ctx, newShape(*size), *role != "unverified", pairs(o.params), os.Stdin, os.Stdout)
+	} else {
+		err = run(ctx, o)
+	}
+	cancel()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench-read:", err)
+		os.Exit(1)
+	}
+}
+
+// newShape is 32 layers, and requests of 32 blocks per layer out of 64: the blocks of neighbouring layers are apart.
+func newShape(blockBytes int) shape {
+	return shape{Layers: 32, NodeBlocks: 64, Blocks: 32, BlockBytes: blockBytes}
+}
+
+// pairs parses "A=1 B=2".
+func pairs(s string) map[string]string {
+	m := map[string]string{}
+	for _, p := range strings.Fields(s) {
+		k, v, _ := strings.Cut(p, "=")
+		m[k] = v
+	}
+	return m
+}
+
+func run(ctx context.Context, o options) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("not done within %s", o.limit))
+	defer cancel()
+	root, err := measure.Root()
+	if err != nil {
+		return err
+	}
+	o.python = cmp.Or(o.python, filepath.Join(root, ".nixl-python"))
+	if _, err := os.Stat(filepath.Join(o.python, "nixl_cu12")); err != nil {
+		return fmt.Errorf("the peer's Python packages: %w (make %s)", err, ".nixl-python")
+	}
+	limits, err := newLimits()
+	if err != nil {
+		return err
+	}
+	defer limits.conn.Close()
+	report := measure.NewReport("bench-read")
+	for _, tls := range strings.Fields(o.tls) {
+		for _, text := range strings.Fields(o.blocks) {
+			size, err := strconv.Atoi(text)
+			if err != nil || size < 8 || size%8 != 0 {
+				return fmt.Errorf("-blocks: %q is no multiple of 8 bytes", text)
+			}
+			b := &bench{options: o, shape: newShape(size), transport: tls}
+			if err := errors.Join(b.run(ctx, limits, report), b.end()); err != nil {
+				return fmt.Errorf("UCX_TLS=%s, blocks of %d bytes: %w", tls, size, err)
+			}
+		}
+	}
+	if err := report.Print(os.Stdout); err != nil {
+		return err
+	}
+	fmt.Println()
+	for _, r := range report.Rows {
+		fmt.Printf("%s:", r.Name)
+		for _, k := range slices.Sorted(maps.Keys(r.Extra)) {
+			fmt.Printf(" %s %.3g", k, r.Extra[k])
+		}
+		fmt.Println()
+	}
+	path, err := report.Write()
+	if err == nil {
+		fmt.Println("written to", path)
+	}
+	return err
+}
+
+// bench is one transport and one block size with its processes.
+type bench struct {
+	options
+	shape
+	transport                   string
+	owner, verified, unverified *process
+	nixlOwner, nixlReader       *process
+	all                         []*process
+}
+
+func (b *bench) start() error {
+	exe, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	env := append(os.Environ(), "UCX_TLS="+b.transport)
+	ours := func(role string) *exec.Cmd {
+		cmd := exec.Command(exe, "-role", role, "-size", strconv.Itoa(b.BlockBytes), "-params", b.params)
+		cmd.Env = append(slices.Clone(env), strings.Fields(b.env)...)
+		return cmd
+	}
+	peer := func(role string) *exec.Cmd {
+		cmd := exec.Command("python3", "-c", peerScript, role, strconv.Itoa(b.Layers), strconv.Itoa(b.NodeBlocks), strconv.Itoa(b.BlockBytes))
+		cmd.Env = append(slices.Clone(env), "PYTHONPATH="+b.python)
+		return cmd
+	}
+	for _, c := range []struct {
+		name string
+		to   **process
+		cmd  *exec.Cmd
+	}{
+		{"owner", &b.owner, ours("owner")}, {"reader", &b.verified, ours("reader")}, {"unverified reader", &b.unverified, ours("unverified")},
+		{"NIXL owner", &b.nixlOwner, peer("owner")}, {"NIXL reader", &b.nixlReader, peer("reader")},
+	} {
+		p, err := spawn(c.name, c.cmd)
+		if err != nil {
+			return err
+		}
+		*c.to = p
+		b.all = append(b.all, p)
+	}
+	return nil
+}
+
+func (b *bench) end() (err error) {
+	for _, p := range b.all {
+		err = errors.Join(err, p.end())
+	}
+	return err
+}
+
+func (b *bench) run(ctx context.Context, limits *limits, report *measure.Report) error {
+	if err := b.start(); err != nil {
+		return err
+	}
+	owner, err := b.nixlOwner.call(ctx, command{Cmd: "fill"})
+	if err != nil {
+		return err
+	}
+	if _, err := b.nixlReader.call(ctx, command{Cmd: "connect", Metadata: owner.Metadata, Base: owner.Base}); err != nil {
+		return err
+	}
+	for _, shuffled := range []bool{false, true} {
+		local, remote := b.request(shuffled)
+		ways := []measure.Alternative{
+			{Name: "fetch", Run: b.fetch(b.verified, local, remote)},
+			{Name: "unverified", Run: b.fetch(b.unverified, local, remote)},
+			{Name: "nixl", Run: b.nixl(local, remote)},
+			{Name: "memcpy", Run: limits.memcpy},
+			{Name: "loopback", Run: limits.loopback},
+		}
+		// The first READ of a connection, of a memory range and of a process pays for what the later ones find done. It
+		// also leaves every process stopped.
+		for _, w := range ways {
+			if _, err := w.Run(ctx); err != nil {
+				return err
+			}
+		}
+		s, err := measure.Interleave(ctx, b.repeats, ways...)
+		if err != nil {
+			return err
+		}
+		order := "contiguous"
+		if shuffled {
+			order = "shuffled"
+		}
+		fetch, plain := s[0].GBs(b.bytes()), s[1].GBs(b.bytes())
+		report.Add(measure.Row{
+			Name: fmt.Sprintf("%s, %d × %d × %d KiB, %s", b.transport, b.Layers, b.Blocks, b.BlockBytes>>10, order),
+			Unit: "GB/s", Ours: fetch, Peer: s[2].GBs(b.bytes()), Repeats: b.repeats, Spread: s[0].Spread(),
+			Extra: map[string]float64{"fetch_unverified": plain, "a_over_b": fetch / plain, "peer_spread": s[2].Spread(),
+				"memcpy": s[3].GBs(limitBytes), "tcp_loopback": s[4].GBs(limitBytes)},
+		})
+	}
+	return nil
+}
+
+// request picks the blocks of a request on both sides.
+func (b *bench) request(shuffled bool) (local, remote []int) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for _, side := range []*[]int{&local, &remote} {
+		*side = make([]int, b.Blocks)
+		for i := range *side {
+			(*side)[i] = i
+		}
+		if shuffled {
+			*side = r.Perm(b.NodeBlocks)[:b.Blocks]
+		}
+	}
+	return local, remote
+}
+
+// fetch reads a request through Node, with one of our readers.
+func (b *bench) fetch(reader *process, local, remote []int) func(context.Context) (time.Duration, error) {
+	return b.shortest(b.owner, reader, func(ctx context.Context) (float64, error) {
+		published, err := b.owner.call(ctx, command{Cmd: "publish", Local: remote})
+		if err != nil {
+			return 0, err
+		}
+		a, err := reader.call(ctx, command{Cmd: "fetch", Params: published.Params, Local: local})
+		if err != nil {
+			return 0, err
+		}
+		_, err = b.owner.call(ctx, command{Cmd: "freed"})
+		return a.Seconds, err
+	})
+}
+
+// nixl reads it through NIXL's Python package.
+func (b *bench) nixl(local, remote []int) func(context.Context) (time.Duration, error) {
+	return b.shortest(b.nixlOwner, b.nixlReader, func(ctx context.Context) (float64, error) {
+		a, err := b.nixlReader.call(ctx, command{Cmd: "read", Local: local, Remote: remote})
+		if err != nil {
+			return 0, err
+		}
+		_, err = b.nixlOwner.call(ctx, command{Cmd: "complete"})
+		return a.Seconds, err
+	})
+}
+
+// shortest wakes two processes for a few reads and returns the time of the shortest.
+func (b *bench) shortest(owner, reader *process, read func(context.Context) (float64, error)) func(context.Context) (time.Duration, error) {
+	return func(ctx context.Context) (time.Duration, error) {
+		if err := errors.Join(owner.cont(), reader.cont()); err != nil {
+			return 0, err
+		}
+		var best float64
+		for i := range b.fetches {
+			seconds, err := read(ctx)
+			if err != nil {
+				return 0, err
+			}
+			if i == 0 || seconds < best {
+				best = seconds
+			}
+		}
+		return time.Duration(best * float64(time.Second)), errors.Join(owner.stop(), reader.stop())
+	}
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/topology/shape"
+	"github.com/nixlgo/nixlgo/rdma"
+)
+
+func TestMain(m *testing.M) {
+	if child, err := runChild(); child {
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			syscall.Exit(1)
+		}
+		syscall.Exit(0)
+	}
+	syscall.Exit(m.Run())
+}
+
+// Ranks as processes, as engines run them: plans and results cross as JSON, and one side channel answers for all ranks of the
+// owner. make test-topology runs every shape. cases.md 26; peer-tests A8.5, A8.6, A8.8.
+func TestRanksAsProcesses(t *testing.T) {
+	for _, name := range []string{"tp 1 to 2", "tp 4 to 2, split and replicated layers", "tp 2 to 1, blocks 4 to 16"} {
+		t.Run(name, func(t *testing.T) {
+			s := shape.Named(name)
+			require.NotNil(t, s)
+			out, err := run(context.Background(), s, 2*time.Minute)
+			require.NoError(t, err)
+			require.NotZero(t, out.Bytes)
+		})
+	}
+}
+
+// A check that cannot fail is worth nothing: an owner whose ranks are swapped is seen by the bytes, and one that answers for
+// two ranks with the same agent is refused.
+func TestSwappedRanksAreSeen(t *testing.T) {
+	s := shape.Named("tp 2 to 1")
+	for want, served := range map[string][]int{"bytes are wrong": {1, 0}, "ranks 0 and 1 of engine \"owner of tp 2 to 1\" answer with one NIXL agent": {1, 1}} {
+		var ranks []shape.Ranker
+		side, err := rdma.ListenSideChannel("127.0.0.1", 0, nil)
+		require.NoError(t, err)
+		var replies [][]byte
+		for i := range 3 {
+			r, err := shape.OpenRank(s, i < 2, i%2, shape.NIXL)
+			require.NoError(t, err)
+			ranks, replies = append(ranks, r), append(replies, r.Worker.Reply())
+		}
+		for rank, from := range served {
+			side.ServeReply(rank, replies[from])
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		_, err = shape.Run(ctx, s, side.Port(), ranks[:2], ranks[2:])
+		cancel()
+		require.ErrorContains(t, err, want)
+		for _, r := range ranks {
+			require.NoError(t, r.Close())
+		}
+		require.NoError(t, side.Close())
+	}
+}
