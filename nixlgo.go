@@ -254,27 +254,34 @@ func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int)
 	return p, nil
 }
 
-// Held is a request that this node will read, or a lease that it renews for someone who will.
+// Held is a lease that this node renews: for a request that it will fetch, or for somebody else who will. It ends with one of
+// Fetch, Release and Close.
 type Held struct {
 	node    *Node
-	id      string
+	id      string // of the hold, and of its fetch
 	params  lease.Params
 	blocks  []int
 	result  chan error    // one value: the verdict of Fetch
 	settled chan struct{} // closed when no READ can write blocks any more
 }
 
+// holdID is what the scheduler knows the hold of a request as; its fetch has the id itself.
+func (h *Held) holdID() string { return "hold of " + h.id }
+
 // Hold starts to renew the lease of params: the first heartbeat leaves as soon as the owner is connected, then one every
-// sixth of the lease's duration, until Fetch succeeds or fails, or Release or Close is called.
+// sixth of the lease's duration. Errors: lease.ErrInvalid for params that cannot be used, ErrClosed.
 func (n *Node) Hold(params *lease.Params) (*Held, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.isClosed() {
 		return nil, ErrClosed
 	}
+	if params == nil {
+		return nil, fmt.Errorf("hold: %w: no kv_transfer_params", lease.ErrInvalid)
+	}
 	n.next++
 	h := &Held{node: n, id: "r" + strconv.FormatUint(n.next, 10), params: *params, result: make(chan error, 1), settled: make(chan struct{})}
-	if err := n.sched.OnNewRequest(time.Now(), h.id, &h.params); err != nil {
+	if err := n.sched.Hold(time.Now(), h.holdID(), &h.params); err != nil {
 		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, err)
 	}
 	n.reads[h.id] = h
@@ -287,14 +294,18 @@ func (n *Node) Hold(params *lease.Params) (*Held, error) {
 // refused with ErrBusy until the READ, which could not be stopped, is over.
 //
 // Errors: lease.ErrLapsed, lease.ErrUnverifiable, lease.ErrHandshake, lease.ErrTransfer, lease.ErrPeerLost,
-// lease.ErrTimeout, lease.ErrInvalid, ErrBusy, the context's. After an error the request is over: the owner was not told and
-// holds the blocks until its lease runs out, or was, if the context ended.
+// lease.ErrTimeout, the context's: the request is over, and the owner is told so if it can be reached. ErrBusy for a local
+// block in use, lease.ErrInvalid for blocks that cannot be: nothing was done, and the lease is held on.
 func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	n := h.node
 	fail := func(err error) error {
 		return fmt.Errorf("fetch request %q from engine %q: %w", h.params.RemoteRequestID, h.params.RemoteEngineID, err)
 	}
 	n.mu.Lock()
+	if n.isClosed() {
+		n.mu.Unlock()
+		return fail(ErrClosed)
+	}
 	if n.reads[h.id] != h || h.blocks != nil {
 		n.mu.Unlock()
 		return fail(fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid))
@@ -303,7 +314,17 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 		n.mu.Unlock()
 		return fail(err)
 	}
-	if err := n.sched.OnBlocksAllocated(time.Now(), h.id, &h.params, [][]int{blocks}); err != nil {
+	now := time.Now()
+	err := n.sched.OnNewRequest(now, h.id, &h.params)
+	if err == nil {
+		if err = n.sched.OnBlocksAllocated(now, h.id, &h.params, [][]int{blocks}); err != nil {
+			n.finished(h) // the hold goes on, so nobody is released
+		}
+	}
+	if err == nil {
+		err = n.sched.Unhold(now, h.holdID(), false)
+	}
+	if err != nil {
 		n.unclaim(blocks)
 		n.mu.Unlock()
 		return fail(err)
@@ -371,25 +392,48 @@ func (h *Held) abandon(fail func(error) error, cause error) error {
 	}
 }
 
-// Release tells the owner that nobody will read the request: it frees the blocks at once. It is safe only while no reader
-// holds the params.
+// Release ends the hold and tells the owner that nobody will read the request: it frees the blocks at once. That is safe
+// only while no reader has the params. It returns after the next step; the message leaves as soon as the owner is
+// connected, and if it cannot be reached the lease runs out. A hold that ended before is lease.ErrInvalid.
 func (h *Held) Release(ctx context.Context) error {
-	n := h.node
-	n.mu.Lock()
-	var err error
-	if n.reads[h.id] == h && h.blocks == nil {
-		_, _, err = n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
-		delete(n.reads, h.id)
+	if err := h.unhold(true); err != nil {
+		return err
 	}
-	n.mu.Unlock()
-	n.poke()
-	if err == nil {
-		err = n.wholeStep(ctx)
-	}
-	if err != nil {
+	if err := h.node.wholeStep(ctx); err != nil {
 		return fmt.Errorf("release request %q: %w", h.params.RemoteRequestID, err)
 	}
 	return nil
+}
+
+// Close ends the hold without telling the owner: somebody else renews the lease, or it runs out. A second Close, or one
+// after Fetch or Release, does nothing.
+func (h *Held) Close() error {
+	if err := h.unhold(false); !errors.Is(err, lease.ErrInvalid) {
+		return err
+	}
+	return nil
+}
+
+func (h *Held) unhold(release bool) error {
+	n := h.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return ErrClosed
+	}
+	if n.reads[h.id] != h || h.blocks != nil {
+		return fmt.Errorf("release request %q: %w: it was fetched, released or closed before", h.params.RemoteRequestID, lease.ErrInvalid)
+	}
+	delete(n.reads, h.id)
+	n.poke()
+	return n.sched.Unhold(time.Now(), h.holdID(), release)
+}
+
+// finished lets the scheduler forget a fetch that has ended.
+func (n *Node) finished(h *Held) {
+	if _, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, nil, 0); err != nil {
+		n.log.Error("finish a fetch", "request", h.params.RemoteRequestID, "error", err)
+	}
 }
 
 // Fetch is Hold and Held.Fetch in one: for a request that does not queue.
@@ -398,6 +442,7 @@ func (n *Node) Fetch(ctx context.Context, params *lease.Params, blocks []int) er
 	if err != nil {
 		return err
 	}
+	defer h.Close()
 	return h.Fetch(ctx, blocks)
 }
 
@@ -489,6 +534,7 @@ func (n *Node) step(now time.Time) (busy bool, err error) {
 			delete(n.settling, s.Request)
 			n.wipe(h.blocks)
 			n.unclaim(h.blocks)
+			n.finished(h)
 			close(h.settled)
 		}
 	}
@@ -502,16 +548,16 @@ func (n *Node) verdict(id string, err error, quarantined bool) {
 		return
 	}
 	delete(n.reads, id)
-	switch {
-	case quarantined:
+	if quarantined {
 		n.settling[id] = h
-		err = errors.Join(err, ErrQuarantined)
-	case err != nil:
-		n.wipe(h.blocks)
-		n.unclaim(h.blocks)
-	default:
-		n.unclaim(h.blocks)
+		h.result <- errors.Join(err, ErrQuarantined)
+		return
 	}
+	n.finished(h)
+	if err != nil {
+		n.wipe(h.blocks)
+	}
+	n.unclaim(h.blocks)
 	h.result <- err
 }
 

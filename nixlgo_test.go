@@ -136,6 +136,42 @@ func TestReleaseFreesTheOwnerWithoutARead(t *testing.T) {
 	require.Zero(t, router.Stats().Worker.Reads)
 }
 
+// A refused Fetch has done nothing: the same hold fetches into other blocks.
+func TestHoldOutlivesARefusedFetch(t *testing.T) {
+	owner, reader := open(t), open(t)
+	fill(owner, 0xA1, 1)
+	p, err := owner.Publish(deadline(t), "req", []int{1}, 16)
+	require.NoError(t, err)
+	_, err = reader.Publish(deadline(t), "mine", []int{5}, 16)
+	require.NoError(t, err)
+	h, err := reader.Hold(p.Params())
+	require.NoError(t, err)
+	require.ErrorIs(t, h.Fetch(deadline(t), []int{5}), nixlgo.ErrBusy)
+	require.NoError(t, h.Fetch(deadline(t), []int{6}))
+	requireFilled(t, reader, 0xA1, 6)
+	requireDone(t, p, lease.ReasonRead)
+	require.ErrorIs(t, h.Fetch(deadline(t), []int{6}), lease.ErrInvalid, "once")
+	require.ErrorIs(t, h.Release(deadline(t)), lease.ErrInvalid)
+	require.NoError(t, h.Close())
+	require.Zero(t, reader.Stats().Scheduler.Tracked)
+}
+
+// Two holders renew one lease; the one that lets go does not end it for the other.
+func TestClosedHoldLeavesTheLeaseToOthers(t *testing.T) {
+	owner, router, reader := open(t), open(t), open(t)
+	fill(owner, 0xA1, 1)
+	p, err := owner.Publish(deadline(t), "req", []int{1}, 16)
+	require.NoError(t, err)
+	h, err := router.Hold(p.Params())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return owner.Stats().Worker.Leases.Renewals > 0 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, h.Close())
+	require.NoError(t, h.Close())
+	require.Zero(t, router.Stats().Scheduler.Tracked)
+	require.NoError(t, reader.Fetch(deadline(t), p.Params(), []int{2}))
+	requireDone(t, p, lease.ReasonRead)
+}
+
 func TestBlocksInUseAreRefused(t *testing.T) {
 	owner := open(t)
 	_, err := owner.Publish(deadline(t), "req", []int{1, 2}, 16)
@@ -219,7 +255,7 @@ func TestEveryCallAfterCloseSaysSo(t *testing.T) {
 	require.ErrorIs(t, err, nixlgo.ErrClosed)
 	require.ErrorIs(t, err, net.ErrClosed)
 	_, err = n.Hold(&lease.Params{})
-	require.Error(t, err)
+	require.ErrorIs(t, err, nixlgo.ErrClosed)
 	require.Nil(t, n.Block(0, 0))
 	n.Stats()
 }
