@@ -2,6 +2,7 @@ package cgotest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"runtime/pprof"
 	"strings"
@@ -63,6 +64,8 @@ func TestStoppedPeerLeavesTheTransferActive(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.False(t, x.Settled())
 	require.ErrorIs(t, x.Close(), nixl.ErrActive)
+	_, err = x.Post()
+	require.ErrorIs(t, err, nixl.ErrActive, "older libraries delete a request that is posted twice")
 	require.NoError(t, r.agent.Notify(o.name, []byte("looks alive")))
 	require.ErrorIs(t, r.agent.InvalidateRemote(o.name), nixl.ErrActive)
 	_, err = r.agent.LoadRemote(o.Blob)
@@ -100,11 +103,12 @@ func TestAgentClosesWhileItsPeerIsStopped(t *testing.T) {
 	case <-time.After(patience):
 		t.Fatal("Close hangs")
 	}
-	for i := range r.buffer.Bytes() {
-		r.buffer.Bytes()[i] = 0x55
-	}
+	fill(r.buffer.Bytes(), 0x55)
 	o.signal(syscall.SIGCONT)
-	o.do("fill 1") // the owner runs again
+	// The owner answers what it was asked for to a reader that is gone. UCX may
+	// not survive that; it is enough that it ran.
+	fmt.Fprintln(o.in, "fill 1")
+	o.out.ReadBytes('\n')
 	r.all(0x55)
 }
 
@@ -133,9 +137,7 @@ func TestKilledPeer(t *testing.T) {
 			require.ErrorContains(t, err, "comes-back")
 			require.Equal(t, err, x.Err())
 			require.ErrorIs(t, x.Close(), nixl.ErrActive, "not settled at once")
-			for i := range r.buffer.Bytes() {
-				r.buffer.Bytes()[i] = 0x55
-			}
+			fill(r.buffer.Bytes(), 0x55)
 			_, err = x.Post()
 			require.ErrorIs(t, err, nixl.ErrState)
 			require.Eventually(t, x.Settled, patience, 10*time.Millisecond)

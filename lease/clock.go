@@ -19,6 +19,7 @@ const (
 // handshake tells seconds since some zero of its own, to ours. The zero value
 // knows nothing. Of several samples it keeps the one with the smallest error.
 type ClockOffset struct {
+	known  bool
 	local  time.Time // the middle of the round trip
 	remote float64   // the owner's seconds at that moment, ± rtt/2
 	rtt    time.Duration
@@ -35,12 +36,12 @@ func (c *ClockOffset) Add(sent, received time.Time, remote float64) error {
 	if c.Known() && rtt/2 > c.Error(received) {
 		return nil
 	}
-	*c = ClockOffset{sent.Add(rtt / 2), remote, rtt}
+	*c = ClockOffset{true, sent.Add(rtt / 2), remote, rtt}
 	return nil
 }
 
 // Known reports whether there is a sample.
-func (c *ClockOffset) Known() bool { return !c.local.IsZero() }
+func (c *ClockOffset) Known() bool { return c.known }
 
 // Error bounds how far Local may be off at the moment now: half the round trip,
 // and the drift since.

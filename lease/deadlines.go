@@ -66,11 +66,17 @@ func (h deadlines) down(i int) {
 	h[i] = d
 }
 
-// keep removes the entries that live refuses.
-func (h *deadlines) keep(live func(due) bool) {
-	*h = slices.DeleteFunc(*h, func(d due) bool { return !live(d) })
-	if cap(*h) > 4*len(*h)+64 {
-		*h = slices.Clone(*h)
+// refresh lets update correct every entry, drops those it refuses, and restores
+// the order.
+func (h *deadlines) refresh(update func(*due) bool) {
+	kept := (*h)[:0]
+	for _, d := range *h {
+		if update(&d) {
+			kept = append(kept, d)
+		}
+	}
+	if *h = kept; cap(kept) > 4*len(kept)+64 {
+		*h = slices.Clone(kept)
 	}
 	for i := (len(*h) - 2) / heapWidth; i >= 0 && len(*h) > 1; i-- {
 		h.down(i)

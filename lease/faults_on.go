@@ -59,13 +59,9 @@ func (f *tableFaults) raise(t *Table, at int64, k Key, ttl int64) {
 	if t.hasSlot(i) {
 		atomic.StoreInt64(&t.slots.cells[i], k.Nonce)
 	}
-	older := int32(none)
-	if l, ok := t.byID[k.Request]; ok {
-		older = l.newest
-	}
+	t.link(i, k.Request, k.Nonce)
 	c := &t.cold[i]
-	*c = coldLife{request: k.Request, nonce: k.Nonce, older: older, gen: c.gen + 1, granted: true, export: true, limit: 1 << 62}
-	t.byID[k.Request] = lives{newest: i, many: older != none}
+	c.granted, c.export, c.limit = true, true, 1<<62
 	t.hot[i] = hotLife{k.Nonce, at + ttl}
 	t.due.push(due{at + ttl, i, c.gen})
 	t.granted++

@@ -122,7 +122,7 @@ type Result struct {
 	// Settled: local requests of which no READ is active on this rank any
 	// more, after a Cancel or a failure that was quarantined.
 	Settled  []string
-	Released []string // local requests whose Release went out
+	Released []string // local requests whose Release went out, for whoever waits for it
 	// Connected: engine ids this rank connected to since its last result.
 	Connected []string
 	// HeartbeatFailed: engine ids a heartbeat could not be sent to.
@@ -150,10 +150,12 @@ type Failure struct {
 // RequestFinished gave it up first. Settled follows a Fail that is Quarantined
 // and a RequestFinished that delayed the free.
 type Outcome struct {
-	Free    []Freed   // the owner's blocks may be reused
-	Run     []string  // the reader's blocks are in
-	Fail    []Failed  // the KV load failed
-	Settled []Settled // the reader's blocks may be reused
+	Free []Freed  // the owner's blocks may be reused
+	Run  []string // the reader's blocks are in
+	Fail []Failed // the KV load failed
+	// Settled: no READ writes the reader's blocks any more. They are the engine's
+	// to free if RequestFinished delayed it, and to use again otherwise.
+	Settled []Settled
 }
 
 // Freed is a life whose blocks every rank has let go.

@@ -63,9 +63,10 @@ type Table struct {
 	ext, maxLife int64
 	maxID        int // notification cap
 	slots        *Slots
-	epoch        time.Time
+	epoch        time.Time // the first time that was told
+	started      bool
 
-	byID map[string]lives
+	byID index // to the newest life of an id
 	// A life has the index of its slot. Those without one come after the last
 	// slot. What a renewal needs is apart from the rest, and small.
 	hot  []hotLife
@@ -80,11 +81,6 @@ type Table struct {
 	early   early
 	ended   []Ended
 	stats   TableStats
-}
-
-type lives struct {
-	newest int32
-	many   bool // coldLife.older leads to others
 }
 
 type hotLife struct {
@@ -133,7 +129,7 @@ func NewTable(cfg TableConfig) (*Table, error) {
 	}
 	return &Table{
 		ext: int64(cfg.Extension), maxLife: int64(cfg.MaxLife), maxID: cfg.MaxNotification, slots: cfg.Slots,
-		byID:  make(map[string]lives),
+		byID:  newIndex(),
 		spent: make(map[Key]struct{}),
 		early: early{ttl: int64(cfg.EarlyTTL), cap: int64(cfg.MaxEarly), byKey: make(map[Key]*readers)},
 	}, nil
@@ -141,8 +137,8 @@ func NewTable(cfg TableConfig) (*Table, error) {
 
 // at is now in nanoseconds since the first time the table was told.
 func (t *Table) at(now time.Time) int64 {
-	if t.epoch.IsZero() {
-		t.epoch = now
+	if !t.started {
+		t.epoch, t.started = now, true
 	}
 	return int64(now.Sub(t.epoch))
 }
@@ -168,13 +164,8 @@ func (t *Table) Admit(now time.Time, a Admission) error {
 		return invalid("admit", a.Request, "slot %d still holds another nonce", a.Slot)
 	}
 	i := t.index(a.Slot)
-	older := int32(none)
-	if l, ok := t.byID[a.Request]; ok {
-		older = l.newest
-	}
+	t.link(i, a.Request, a.Nonce)
 	c := &t.cold[i]
-	*c = coldLife{request: a.Request, nonce: a.Nonce, older: older, gen: c.gen + 1}
-	t.byID[a.Request] = lives{newest: i, many: older != none}
 	t.stats.Admitted++
 	t.stats.Live++
 
@@ -210,17 +201,71 @@ func (t *Table) index(slot int) int32 {
 	return i
 }
 
-// find is the index of a life, or none.
+// newest is the newest life of an id, or none.
+func (t *Table) newest(id []byte) int32 {
+	hash := t.byID.hashBytes(id)
+	for at := t.byID.home(hash); ; at++ {
+		life, position := t.byID.candidate(hash, at&(len(t.byID.entries)-1))
+		if life == none || t.cold[life].request == string(id) {
+			return life
+		}
+		at = position
+	}
+}
+
+// position is where the newest life of an id is in the index; false if none is.
+func (t *Table) position(id string) (int, bool) {
+	hash := t.byID.hash(id)
+	for at := t.byID.home(hash); ; at++ {
+		life, position := t.byID.candidate(hash, at&(len(t.byID.entries)-1))
+		if life == none || t.cold[life].request == id {
+			return position, life != none
+		}
+		at = position
+	}
+}
+
+func (t *Table) hashOf(life int32) uint64 { return t.byID.hash(t.cold[life].request) }
+
+// link makes index i the newest life of its id.
+func (t *Table) link(i int32, request string, nonce int64) {
+	c := &t.cold[i]
+	*c = coldLife{request: request, nonce: nonce, older: none, gen: c.gen + 1}
+	if at, ok := t.position(request); ok {
+		c.older = t.byID.entries[at].ref - 1
+		t.byID.entries[at].ref = i + 1
+		return
+	}
+	t.byID.put(t.byID.hash(request), i, t.hashOf)
+}
+
+// unlink takes a life out of the lives of its id.
+func (t *Table) unlink(i int32) {
+	c := &t.cold[i]
+	at, _ := t.position(c.request)
+	switch newest := t.byID.entries[at].ref - 1; {
+	case newest != i:
+		for t.cold[newest].older != i {
+			newest = t.cold[newest].older
+		}
+		t.cold[newest].older = c.older
+	case c.older != none:
+		t.byID.entries[at].ref = c.older + 1
+	default:
+		t.byID.remove(at, t.hashOf)
+	}
+}
+
+// find is the life of an id with this nonce, or none.
 func (t *Table) find(request string, nonce int64) int32 {
-	l, ok := t.byID[request]
+	at, ok := t.position(request)
 	if !ok {
 		return none
 	}
-	return t.findFrom(l, nonce)
+	return t.findFrom(t.byID.entries[at].ref-1, nonce)
 }
 
-func (t *Table) findFrom(l lives, nonce int64) int32 {
-	i := l.newest
+func (t *Table) findFrom(i int32, nonce int64) int32 {
 	for i != none && t.cold[i].nonce != nonce {
 		i = t.cold[i].older
 	}
@@ -319,35 +364,71 @@ func (t *Table) Notify(now time.Time, sender string, payload []byte) error {
 
 // renewIDs renews "id,id,…". A heartbeat by id has no nonce, so it renews every
 // life of the id.
+//
+// It goes through a batch in passes, each of which only touches what the next
+// one needs: of a million leases hardly anything is in the cache, and the misses
+// of one pass do not wait for each other.
 func (t *Table) renewIDs(at int64, ids []byte) error {
 	if len(ids) == 0 || ids[0] == ',' || ids[len(ids)-1] == ',' || bytes.Contains(ids, []byte(",,")) {
 		return malformed(ids, "want ids between the commas of a heartbeat")
 	}
 	t.stats.Heartbeats++
 	deadline := later(at, t.ext)
+	const batch = 32
+	var (
+		id      [batch][]byte
+		hash    [batch]uint64
+		first   [batch]entry
+		life    [batch]int32
+		request [batch]string
+	)
 	for len(ids) > 0 {
-		id := ids
-		if comma := bytes.IndexByte(ids, ','); comma >= 0 {
-			id, ids = ids[:comma], ids[comma+1:]
-		} else {
-			ids = nil
+		n := 0
+		for ; n < batch && len(ids) > 0; n++ {
+			if comma := bytes.IndexByte(ids, ','); comma >= 0 {
+				id[n], ids = ids[:comma], ids[comma+1:]
+			} else {
+				id[n], ids = ids, nil
+			}
+			hash[n] = t.byID.hashBytes(id[n])
 		}
-		l, ok := t.byID[string(id)]
-		if !ok {
+		for k := range n {
+			first[k] = t.byID.entries[t.byID.home(hash[k])]
+		}
+		for k := range n {
+			if life[k] = first[k].ref - 1; first[k].tag != tagOf(hash[k]) {
+				life[k], _ = t.byID.candidate(hash[k], t.byID.home(hash[k]))
+			}
+		}
+		for k := range n {
+			if request[k] = ""; life[k] != none {
+				request[k] = t.cold[life[k]].request
+			}
+		}
+		for k := range n {
+			if request[k] != string(id[k]) {
+				life[k] = t.newest(id[k]) // two ids with one tag, or none
+			}
+		}
+		for k := range n {
+			if life[k] != none {
+				t.renewAll(life[k], deadline)
+				continue
+			}
 			t.stats.UnknownRenewals++
 			if injected&faultM8 != 0 {
-				t.faults.resurrect(t, at, string(id))
-			}
-			continue
-		}
-		t.renew(l.newest, deadline)
-		if l.many {
-			for i := t.cold[l.newest].older; i != none; i = t.cold[i].older {
-				t.renew(i, deadline)
+				t.faults.resurrect(t, at, string(id[k]))
 			}
 		}
 	}
 	return nil
+}
+
+// renewAll renews a life and the older ones of its id.
+func (t *Table) renewAll(i int32, deadline int64) {
+	for ; i != none; i = t.cold[i].older {
+		t.renew(i, deadline)
+	}
 }
 
 // renewSlots renews (slot uint32, nonce uint64)…, little endian. Only a life
@@ -358,19 +439,38 @@ func (t *Table) renewSlots(at int64, targets []byte) error {
 	}
 	t.stats.Heartbeats++
 	deadline := later(at, t.ext)
-	stale := int64(0)
 	slots := t.hot[:min(len(t.hot), t.slots.Len())]
-	for ; len(targets) >= slotTargetSize; targets = targets[slotTargetSize:] {
-		slot := binary.LittleEndian.Uint32(targets)
-		nonce := int64(binary.LittleEndian.Uint64(targets[4:]))
-		if uint64(slot) >= uint64(len(slots)) || slots[slot].nonce != nonce || nonce == 0 {
-			stale++
-			continue
+	renewed := int64(0)
+	if t.maxLife > 0 || injected != 0 {
+		for rest := targets; len(rest) > 0; rest = rest[slotTargetSize:] {
+			slot, nonce := slotTarget(rest)
+			if slot < uint64(len(slots)) && slots[slot].nonce == nonce && nonce != 0 {
+				t.renew(int32(slot), deadline)
+				renewed++
+			}
 		}
-		t.renew(int32(slot), deadline)
+		t.stats.Renewals -= renewed
+	} else {
+		// The same without a cap on life: short, so that the misses of many
+		// targets overlap.
+		for rest := targets; len(rest) > 0; rest = rest[slotTargetSize:] {
+			slot, nonce := slotTarget(rest)
+			if slot < uint64(len(slots)) {
+				if h := &slots[slot]; h.nonce == nonce && nonce != 0 {
+					h.deadline = max(h.deadline, deadline)
+					renewed++
+				}
+			}
+		}
 	}
-	t.stats.StaleRenewals += stale
+	t.stats.Renewals += renewed
+	t.stats.StaleRenewals += int64(len(targets)/slotTargetSize) - renewed
 	return nil
+}
+
+func slotTarget(b []byte) (slot uint64, nonce int64) {
+	_ = b[slotTargetSize-1]
+	return uint64(binary.LittleEndian.Uint32(b)), int64(binary.LittleEndian.Uint64(b[4:]))
 }
 
 // renew moves a deadline, never backwards. The heap learns of it when the old
@@ -393,15 +493,11 @@ func (t *Table) renew(i int32, deadline int64) {
 // readComplete counts a reader of the life that the message names.
 func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 	exact, hasNonce := parseWithNonce(payload)
-	plain, hasPlain := parseWithoutNonce(payload)
-	if !hasNonce && !hasPlain {
-		return malformed(payload, "want <request>:<readers> or <request>:<readers>:<nonce>")
-	}
-	t.stats.ReadCompletes++
 	var other bool // a life with another nonce
 	if hasNonce {
-		if l, ok := t.byID[string(exact.Request)]; ok {
-			if i := t.findFrom(l, exact.Nonce); i != none {
+		if newest := t.newest(exact.Request); newest != none {
+			if i := t.findFrom(newest, exact.Nonce); i != none {
+				t.stats.ReadCompletes++
 				t.cold[i].proven = true
 				t.count(at, i, sender, exact.Readers)
 				return nil
@@ -409,9 +505,14 @@ func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 			other = true
 		}
 	}
+	plain, hasPlain := parseWithoutNonce(payload)
+	if !hasNonce && !hasPlain {
+		return malformed(payload, "want <request>:<readers> or <request>:<readers>:<nonce>")
+	}
+	t.stats.ReadCompletes++
 	if hasPlain {
-		if l, ok := t.byID[string(plain.Request)]; ok {
-			t.countNonceless(at, l, sender, plain.Readers)
+		if newest := t.newest(plain.Request); newest != none {
+			t.countNonceless(at, newest, sender, plain.Readers)
 			return nil
 		}
 	}
@@ -437,11 +538,11 @@ func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 // under a reader, so the leases run out instead. Before export nobody can have
 // read: a message that comes then is of an earlier life of the id, unless the
 // life has no nonce to show, when it waits for the grant.
-func (t *Table) countNonceless(at int64, l lives, sender string, n int) {
+func (t *Table) countNonceless(at int64, newest int32, sender string, n int) {
 	exported, waiting := int32(none), int32(none)
-	for i := l.newest; i != none; i = t.cold[i].older {
+	for i := newest; i != none; i = t.cold[i].older {
 		switch c := &t.cold[i]; {
-		case c.granted && c.export || c.proven || injected&faultM6 != 0:
+		case t.exported(c) || injected&faultM6 != 0:
 			if exported != none {
 				t.stats.RefusedReadCompletes++
 				return
@@ -472,6 +573,10 @@ func (t *Table) hasSlot(i int32) bool { return int(i) < t.slots.Len() }
 func (t *Table) count(at int64, i int32, sender string, n int) {
 	c := &t.cold[i]
 	if c.readers == nil {
+		if n == 1 && t.exported(c) && injected == 0 {
+			t.endRead(at, i) // its only reader
+			return
+		}
 		c.readers = &readers{}
 		if injected&faultXSEEN != 0 {
 			c.readers = t.faults.seen(t, c.request)
@@ -487,9 +592,15 @@ func (t *Table) count(at int64, i int32, sender string, n int) {
 // known to be exported waits for its grant.
 func (t *Table) endIfRead(at int64, i int32) {
 	c := &t.cold[i]
-	if c.readers == nil || !c.readers.done() || !(c.granted && c.export || c.proven) {
-		return
+	if c.readers != nil && c.readers.done() && t.exported(c) {
+		t.endRead(at, i)
 	}
+}
+
+func (t *Table) exported(c *coldLife) bool { return c.granted && c.export || c.proven }
+
+func (t *Table) endRead(at int64, i int32) {
+	c := &t.cold[i]
 	if !c.granted {
 		t.spent[Key{c.request, c.nonce}] = struct{}{}
 	}
@@ -526,30 +637,10 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 	t.tidy()
 }
 
-// unlink takes a life out of the lives of its id.
-func (t *Table) unlink(i int32) {
-	c := &t.cold[i]
-	l := t.byID[c.request]
-	if l.newest == i {
-		if c.older == none {
-			delete(t.byID, c.request)
-			return
-		}
-		l.newest = c.older
-	} else {
-		j := l.newest
-		for t.cold[j].older != i {
-			j = t.cold[j].older
-		}
-		t.cold[j].older = c.older
-	}
-	t.byID[c.request] = lives{newest: l.newest, many: t.cold[l.newest].older != none}
-}
-
 // tidy drops the heap's entries of ended leases when they are the majority.
 func (t *Table) tidy() {
 	if len(t.due) > 2*t.granted+64 {
-		t.due.keep(t.current)
+		t.refresh()
 	}
 }
 
@@ -559,15 +650,29 @@ func (t *Table) current(d due) bool {
 	return c.gen == d.gen && c.granted
 }
 
+// refresh drops the heap's entries of ended leases and brings all others up to
+// date.
+func (t *Table) refresh() {
+	t.due.refresh(func(d *due) bool {
+		d.at = t.hot[d.index].deadline
+		return t.current(*d)
+	})
+}
+
 // settle brings the first entry of the heap up to date and reports whether there
 // is one.
 func (t *Table) settle() bool {
+	moved := 0
 	for len(t.due) > 0 {
 		d := t.due[0]
 		switch {
 		case !t.current(d):
 			t.due.pop()
 		case t.hot[d.index].deadline != d.at && injected&faultXREAP == 0:
+			if moved++; moved > 64+len(t.due)/16 {
+				t.refresh() // cheaper than to move so many one by one
+				continue
+			}
 			t.due[0].at = t.hot[d.index].deadline
 			t.due.down(0)
 		default:

@@ -317,7 +317,7 @@ func TestAnIDMayLiveAgainWhileItsOldLeaseIsPinned(t *testing.T) {
 	require.Equal(t, at(60), r.deadline())
 	require.Equal(t, 1, r.Reap(at(60)))
 	require.Equal(t, 1, r.Len())
-	require.Len(t, r.byID, 1)
+	require.Equal(t, 1, r.byID.used)
 }
 
 // cases.md 24: ids with colons, also those that look like a reader count.
@@ -435,6 +435,48 @@ func TestALeaseEndsOnce(t *testing.T) {
 	require.Zero(t, st.Live)
 }
 
+// Readers READ the slots while the step writes them (cases.md 10, -race): they
+// see a nonce that was lent or 0, never anything else.
+func TestSlotsMayBeReadAtAnyMoment(t *testing.T) {
+	r := newRank(t, 1)
+	slots := NewSlots(r.cells)
+	stop, done := make(chan struct{}), make(chan int64)
+	go func() {
+		bad := int64(0)
+		for {
+			select {
+			case <-stop:
+				done <- bad
+				return
+			default:
+				if v := slots.Load(0); v != 0 && v != 1<<40|7 && v != 1<<33|9 {
+					bad = v
+				}
+			}
+		}
+	}()
+	for i := range 20_000 {
+		nonce := []int64{1<<40 | 7, 1<<33 | 9}[i%2]
+		r.admit("a", nonce, 0)
+		require.NoError(t, r.Abort(t0, Key{"a", nonce}))
+	}
+	close(stop)
+	require.Zero(t, <-done)
+}
+
+// Any time.Time will do, the zero one too.
+func TestAnyTimeIsATime(t *testing.T) {
+	r := newRank(t, 2)
+	r.admit("a", 11, 0)
+	r.grant(time.Time{}, "a", 11, 30)
+	r.notify(time.Time{}.Add(20*time.Second), "D", "HB:a")
+	require.Zero(t, r.Reap(time.Time{}.Add(39*time.Second)))
+	require.Equal(t, 1, r.Reap(time.Time{}.Add(40*time.Second)))
+	r.admit("b", 12, 0)
+	r.grant(t0.AddDate(1e6, 0, 0), "b", 12, 30)
+	require.Equal(t, 1, r.Reap(t0.AddDate(2e6, 0, 0)))
+}
+
 func TestTimeMayGoBackwards(t *testing.T) {
 	r := newRank(t, 2)
 	r.admit("a", 11, 0)
@@ -540,7 +582,7 @@ func TestTheHeapForgetsEndedLeases(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(r.due), 64)
 	require.Len(t, r.ends(), 10_000)
-	require.Empty(t, r.byID)
+	require.Zero(t, r.byID.used)
 }
 
 func TestRenewalDoesNotAllocateNorTouchTheHeap(t *testing.T) {

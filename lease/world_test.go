@@ -928,7 +928,7 @@ func (w *world) settle() {
 		}
 	}
 	for i, r := range o.ranks {
-		if r.Len() != 0 || len(r.byID) != 0 || len(r.spent) != 0 || slices.ContainsFunc(r.cells, func(c int64) bool { return c != 0 }) {
+		if r.Len() != 0 || r.byID.used != 0 || len(r.spent) != 0 || slices.ContainsFunc(r.cells, func(c int64) bool { return c != 0 }) {
 			violate("P4", "rank %d is left with %d lives, spent %v, slots %v", i, r.Len(), r.spent, r.cells)
 		}
 	}

@@ -96,6 +96,7 @@ type agent struct {
 	lists     map[*list]struct{}
 	transfers map[*transfer]struct{}
 	memories  map[Memory]struct{} // registered at any time: mapped until the end
+	closing   bool                // nothing new is posted
 	inbox     inbox
 	senders   map[string]string // names seen in notifications, so that each is allocated once
 	items     []pollItem        // scratch
@@ -104,6 +105,9 @@ type agent struct {
 
 	settleTime time.Duration
 }
+
+// CloseWait is how long an agent's Close waits for active transfers.
+const CloseWait = 750 * time.Millisecond
 
 // SettleTime is how long after a transport error the library is given to end
 // all requests to the peer. Measured over TCP with the peer killed amid READs:
@@ -206,10 +210,12 @@ func (s *agent) lock(op string) error {
 func (a *Agent) Name() string { return a.s.name }
 
 // Close ends the agent and everything made from it: transfers, lists,
-// registrations and backends. It does not wait for active transfers; once it
-// has returned, the library writes none of the registered memory any more,
-// which makes it the last resort for the buffers of a transfer that never ends.
-// Buffers that were closed before are unmapped now. A second Close does nothing.
+// registrations and backends. Active transfers get CloseWait to end, for their
+// peers' sake: over TCP a reader that vanishes amid a READ can crash the owner.
+// Then they end with the agent. Once Close has returned, the library writes none
+// of the registered memory any more, which makes it the last resort for the
+// buffers of a transfer that never ends. Buffers that were closed before are
+// unmapped now. A second Close does nothing.
 //
 // Implements:
 //
@@ -221,7 +227,18 @@ func (a *Agent) Close() error {
 	return a.s.close()
 }
 
+// drain waits up to CloseWait for the active transfers, while nothing new is posted.
+func (s *agent) drain() {
+	s.mu.Lock()
+	s.closing = true
+	s.mu.Unlock()
+	for end := time.Now().Add(CloseWait); s.pollActive() && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
+}
+
 func (s *agent) close() error {
+	s.drain()
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()

@@ -93,8 +93,12 @@ func (a *Agent) prepare(op, remote string, mem MemType, descs []Desc) (*List, er
 		if l.peer == nil {
 			return nil, &Error{Op: op, Remote: remote, Cause: ErrNotFound, Detail: "load the peer's metadata first"}
 		}
+		var last *remoteRange
 		for i, d := range descs {
-			if !l.peer.ranges.contains(mem, d) {
+			if last != nil && last.covers(mem, d) {
+				continue
+			}
+			if last = l.peer.ranges.containing(mem, d); last == nil {
 				return nil, &Error{Op: op, Remote: remote, Cause: ErrInvalid,
 					Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, d, l.peer.ranges)}
 			}
@@ -156,7 +160,7 @@ func (l *list) holdRegistrations(op string, descs []Desc) error {
 	var last *registration
 	seen := map[*registration]bool{}
 	for i, d := range descs {
-		if last != nil && last.mem == l.mem && last.Dev == d.Dev && d.Addr >= last.Addr && d.Len <= last.Len && d.Addr-last.Addr <= last.Len-d.Len {
+		if last != nil && last.covers(l.mem, d) {
 			continue
 		}
 		last = l.a.regs.containing(l.mem, d)

@@ -54,6 +54,11 @@ func (d Desc) end() (uint64, bool) {
 	return end, end >= d.Addr
 }
 
+// covers reports whether the other lies inside, on the same device.
+func (d Desc) covers(o Desc) bool {
+	return d.Dev == o.Dev && o.Addr >= d.Addr && o.Len <= d.Len && o.Addr-d.Addr <= d.Len-o.Len
+}
+
 func (d Desc) String() string { return fmt.Sprintf("[%#x +%d dev %d]", d.Addr, d.Len, d.Dev) }
 
 // Memory is what an agent can register: a *Buffer. Memory of the Go heap is not

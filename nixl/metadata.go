@@ -218,21 +218,20 @@ func (a remoteRange) compare(b remoteRange) int {
 	return cmp.Or(cmp.Compare(a.mem, b.mem), cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Addr, b.Addr), cmp.Compare(a.Len, b.Len), cmp.Compare(a.key, b.key))
 }
 
-// contains reports whether d lies inside one range of its type and device.
-func (rs remoteRanges) contains(mem MemType, d Desc) bool {
+// covers reports whether d lies inside.
+func (r *remoteRange) covers(mem MemType, d Desc) bool { return r.mem == mem && r.Desc.covers(d) }
+
+// containing returns the range of its type and device that d lies inside, or nil.
+func (rs remoteRanges) containing(mem MemType, d Desc) *remoteRange {
 	i, _ := slices.BinarySearchFunc(rs, d, func(r remoteRange, d Desc) int {
 		return cmp.Or(cmp.Compare(r.mem, mem), cmp.Compare(r.Dev, d.Dev), cmp.Compare(r.Addr, d.Addr), -1)
 	})
-	for i--; i >= 0; i-- {
-		r := rs[i]
-		if r.mem != mem || r.Dev != d.Dev {
-			return false
-		}
-		if d.Len <= r.Len && d.Addr-r.Addr <= r.Len-d.Len {
-			return true
+	for i--; i >= 0 && rs[i].mem == mem && rs[i].Dev == d.Dev; i-- {
+		if rs[i].covers(mem, d) {
+			return &rs[i]
 		}
 	}
-	return false
+	return nil
 }
 
 // include reports whether all of the others are among them.

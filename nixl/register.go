@@ -143,15 +143,13 @@ func (rs *registrations) remove(r *registration) {
 // containing returns the registration that d lies in.
 func (rs registrations) containing(mem MemType, d Desc) *registration {
 	i := rs.search(mem, d) - 1
-	if i < 0 {
+	if i < 0 || !rs[i].covers(mem, d) {
 		return nil
 	}
-	r := rs[i]
-	if r.mem != mem || r.Dev != d.Dev || d.Len > r.Len || d.Addr-r.Addr > r.Len-d.Len {
-		return nil
-	}
-	return r
+	return rs[i]
 }
+
+func (r *registration) covers(mem MemType, d Desc) bool { return r.mem == mem && r.Desc.covers(d) }
 
 // overlapping returns a registration that shares bytes with d.
 func (rs registrations) overlapping(mem MemType, d Desc) *registration {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"time"
 )
 
@@ -233,6 +234,8 @@ func (t *Transfer) lock(op string) error {
 
 func (t *transfer) post(op string) (State, error) {
 	switch {
+	case t.a.closing:
+		return t.state, closed(op)
 	case t.state == Active:
 		return Active, &Error{Op: op, Remote: t.remote.remote, Cause: ErrActive, Detail: "poll it to its end before posting it again"}
 	case t.state == Failed:
@@ -345,6 +348,9 @@ func PollAll(ts []*Transfer, states []State) error {
 	const op = "poll all"
 	if len(ts) != len(states) {
 		return invalid(op, "%d transfers, but room for %d states", len(ts), len(states))
+	}
+	if slices.Contains(ts, nil) {
+		return invalid(op, "a transfer is nil")
 	}
 	for first := 0; first < len(ts); {
 		s, last := ts[first].s.a, first+1

@@ -33,8 +33,19 @@
 // # Wire
 //
 // The handshake, the metadata, the descriptor indices and the notifications are those of vLLM's NixlConnector 0.32 and
-// 0.33 in pull mode, with keys of our own for lease slots that vLLM ignores. One KV-cache group, equal tensor-parallel
-// sizes and equal block sizes are served; another shape is refused by an error that names the field and both values.
+// 0.33 in pull mode, with keys of our own for lease slots that vLLM ignores.
+//
+// # Shapes
+//
+// Owner and reader may differ in tensor-parallel size, where one is a multiple of the other and KV.Heads is stated; in tokens
+// per block; in kernel blocks per block id; in the number of blocks; and in memory type. Heads are split or joined as
+// their ranks hold them, with grouped-query attention (fewer heads than ranks) and for caches that every rank holds whole
+// (MLA). Several KV-cache groups are read, each aligned at the end of the request. Every piece lands where it belongs, so
+// nothing is to be permuted afterwards; bytes of a local block beyond the owner's last block stay as they were.
+//
+// Splitting heads needs a layout with the heads of a block one behind the other (LBHNC, BLHNC, BHLNC); cutting blocks needs
+// one region per layer (LBHNC, LBNHC). Pipeline and context parallelism and Mamba state are refused, as is everything else
+// that cannot be paired exactly, by an error that names the field and both values.
 //
 // # Trust
 //

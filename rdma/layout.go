@@ -130,6 +130,12 @@ func describe(m *Metadata, cuts []cut) []nixl.Desc {
 func (v view) indices(dst []int32, m *Metadata, pieces [][]int) []int32 {
 	add := func(r int, pieces []int) {
 		c := v.cuts[r]
+		if c.rows == 1 { // the pieces of blocks follow one another
+			for _, p := range pieces {
+				dst = append(dst, int32(v.first[r]+p))
+			}
+			return
+		}
 		for _, p := range pieces {
 			block, p := p/c.pieces, p%c.pieces
 			for row := range c.rows {

@@ -3,7 +3,6 @@
 package vllm
 
 import (
-	"encoding/hex"
 	"encoding/json"
 	"math/rand/v2"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/nixl"
@@ -81,7 +81,7 @@ func newEngine(t testing.TB, name string, like Ready, o engineOptions) *engine {
 	t.Cleanup(func() { require.NoError(t, e.side.Close()) })
 	e.side.Serve(e.w)
 	e.sched, err = lease.NewScheduler(lease.SchedulerConfig{Config: cfg.Lease, Engine: name, Host: "127.0.0.1", Port: e.side.Port(),
-		TPSize: 1, Ranks: 1, Blocks: like.NumBlocks})
+		TPSize: 1, Ranks: 1, Blocks: like.NumBlocks, Epoch: epoch(t)})
 	require.NoError(t, err)
 	go e.run()
 	t.Cleanup(func() {
@@ -89,6 +89,14 @@ func newEngine(t testing.TB, name string, like Ready, o engineOptions) *engine {
 		<-e.stopped
 	})
 	return e
+}
+
+// epoch is the zero of the clock that a side channel tells: CLOCK_MONOTONIC.
+func epoch(t testing.TB) time.Time {
+	t.Helper()
+	var ts unix.Timespec
+	require.NoError(t, unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts))
+	return time.Now().Add(-time.Duration(ts.Nano()))
 }
 
 func (e *engine) run() {
@@ -297,13 +305,6 @@ func pinned(t testing.TB, p *Peer, id string) bool {
 		}
 	}
 	return false
-}
-
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(s)
-	require.NoError(t, err)
-	return b
 }
 
 func goldenFile(t testing.TB, name string) []byte {

@@ -28,7 +28,8 @@ func TestInterop(t *testing.T) {
 		p: Start(t, Options{Role: "kv_producer", EngineID: "p", Extra: extra, Args: more}),
 		d: Start(t, Options{Role: "kv_consumer", EngineID: "d", Extra: extra, Args: more}),
 	}
-	check(t, "an engine starts, serves, and its hash is computed from its configuration", v.hashes)
+	check(t, "vLLM reads vLLM: the harness and the goldens", v.vllmReadsVLLM)
+	check(t, "hash: computed from the configuration of running instances, and of the goldens", v.hashes)
 
 	check(t, "Go reads vLLM: every byte, and read-complete frees at once", v.goReads)
 	check(t, "Go reads vLLM: heartbeats keep a request past three leases", v.goHeartbeats)
@@ -43,6 +44,21 @@ func TestInterop(t *testing.T) {
 
 	check(t, "relay: vLLM prefill, nixlgo relay, vLLM decode: the tokens of an instance alone", v.relay)
 	check(t, "probe: both instances, with a READ", v.probe)
+
+	check(t, "prefix hits: vLLM reads what it lacks of Go's blocks, and Go of vLLM's", v.prefixHits)
+
+	d64 := Start(t, Options{Role: "kv_consumer", EngineID: "d64", Extra: map[string]any{"enforce_handshake_compat": false},
+		Args: []string{"--wire", "--block-size", "64"}})
+	check(t, "block size: vLLM with blocks of 64 tokens reads Go's of 32, of another hash, unchecked", func(t *testing.T) { v.largerBlocks(t, d64) })
+	check(t, "block size: Go with blocks of 64 tokens reads vLLM's of 32, and vLLM reads them on", func(t *testing.T) { v.largerBlocksInGo(t, d64) })
+
+	both := Start(t, Options{Role: "kv_both", EngineID: "b", Extra: map[string]any{"bidirectional_kv_xfer": true, "decoder_kv_blocks_ttl": 12},
+		Args: []string{"--wire"}})
+	check(t, "bidirectional: Go reads vLLM's decoder blocks back", func(t *testing.T) { v.goReadsBack(t, both) })
+	check(t, "bidirectional: Go declines blocks whose time runs out", func(t *testing.T) { v.goDeclines(t, both) })
+	check(t, "bidirectional: vLLM reads Go's decoder blocks back", func(t *testing.T) { v.vllmReadsBack(t, both) })
+	check(t, "bidirectional: vLLM declines blocks whose time runs out, and Go frees them", func(t *testing.T) { v.vllmDeclines(t, both) })
+
 	check(t, "probe: a rank that vLLM does not have", v.unknownRank)
 }
 

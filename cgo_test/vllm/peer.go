@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// Engines start in 15 to 45 s, more on a busy machine. Everything that is waited for has this long.
-const patience = 3 * time.Minute
+// Engines start in 15 to 45 s, and in minutes on a busy machine. Everything that is waited for has this long.
+const patience = 5 * time.Minute
 
 // Options of one engine. Zero values take peer.py's defaults.
 type Options struct {

@@ -215,9 +215,9 @@ func (v pair) unknownRank(t *testing.T) {
 	exe := program(t)
 	code, r := probe(t, exe, "--timeout", "2s", "--tp", "2", "--count", "1", sideChannel(v.p.Port()))
 	require.Equal(t, []any{1, "rank"}, []any{code, r.Failure})
-	require.Contains(t, r.Error, "vLLM up to 0.33 stops answering")
+	require.Contains(t, r.Error, "ends the side channel of vLLM up to 0.33")
 	code, r = probe(t, exe, "--timeout", "2s", sideChannel(v.p.Port()))
 	require.Equal(t, 1, code)
-	require.Equal(t, "timeout", r.Failure)
+	require.Equal(t, "refused", r.Failure)
 	require.Contains(t, r.Error, "restart it")
 }

@@ -218,16 +218,15 @@ func (c *probeConfig) askOnce(ctx context.Context, pp, tp int) (*rdma.Reply, err
 	case errors.Is(err, rdma.ErrWire):
 		return nil, failure("handshake", "%w: the peer speaks ZeroMQ but does not answer as a NixlConnector of vLLM 0.32 or 0.33 or of nixlgo does", err)
 	}
+	if pp > 0 || tp > 0 { // rank 0 has answered
+		return nil, failure("rank", "%w: there is no pp rank %d, tp rank %d, or it stalls (a request for a rank that it does not have ends the side "+
+			"channel of vLLM up to 0.33 for good: restart it)", err, pp, tp)
+	}
 	if err := c.reach(ctx); err != nil {
 		return nil, err
 	}
-	switch {
-	case pp > 0 || tp > 0:
-		return nil, failure("rank", "%w: there is no pp rank %d, tp rank %d, or it stalls (vLLM up to 0.33 stops answering for good after a request "+
-			"for a rank that it does not have: restart it)", err, pp, tp)
-	case errors.Is(err, context.DeadlineExceeded):
-		return nil, failure("timeout", "no answer in %v: another ZeroMQ service, a stalled instance, or a vLLM up to 0.33 whose side channel ended on a "+
-			"malformed request (restart it)", c.timeout)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil, failure("timeout", "no answer in %v: another ZeroMQ service, or a stalled instance", c.timeout)
 	}
 	return nil, failure("handshake", "%w: the connection ended instead of an answer: not a NixlConnector", err)
 }
@@ -251,7 +250,8 @@ func (c *probeConfig) reach(ctx context.Context) error {
 		return failure("address", "%w: the host name does not resolve here", err)
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return failure("refused", "%w: nobody listens there. Is the instance up (it listens once its KV cache is registered), and is the port "+
-			"VLLM_NIXL_SIDE_CHANNEL_PORT plus its data-parallel index?", err)
+			"VLLM_NIXL_SIDE_CHANNEL_PORT plus its data-parallel index? Or the side channel of a vLLM up to 0.33 ended on a malformed request: "+
+			"restart it", err)
 	case dialing && short.Err() != nil:
 		return failure("timeout", "no connection to %s in %v: a firewall, another network, or a wrong address", addr, c.timeout)
 	case dialing:

@@ -185,7 +185,7 @@ func TestProbeExplainsEachFailure(t *testing.T) {
 		{"no such host", "tcp://no-such-host.invalid:5600", nil, "address", "does not resolve"},
 		{"a service that says nothing", sideChannel(serveRaw(t, silent)), nil, "timeout", "no ZeroMQ greeting"},
 		{"a web server", sideChannel(serveRaw(t, web)), nil, "protocol", "no side channel of a NixlConnector"},
-		{"a ZeroMQ service that does not answer", sideChannel(serveZMQ(t, nil)), nil, "timeout", "side channel ended"},
+		{"a ZeroMQ service that does not answer", sideChannel(serveZMQ(t, nil)), nil, "timeout", "another ZeroMQ service"},
 		{"another ZeroMQ service", sideChannel(serveZMQ(t, [][]byte{[]byte("pong")})), nil, "handshake", "does not answer as a NixlConnector"},
 		{"no map in the reply", sideChannel(serveZMQ(t, [][]byte{{0xc0}, clock})), nil, "handshake", "does not answer as a NixlConnector"},
 		{"no such rank", sideChannel(n.Port()), []string{"--tp", "2"}, "rank", "no pp rank 0, tp rank 1"},

@@ -7,8 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/nixlgo/nixlgo/lease"
-	"github.com/nixlgo/nixlgo/rdma"
 	"github.com/nixlgo/nixlgo/rdma/rdmatest"
 )
 
@@ -19,11 +17,10 @@ func BenchmarkReaderStep(b *testing.B) {
 	for _, n := range []int{1, 100, 1000} {
 		start := time.Unix(1_000_000, 0)
 		net := rdmatest.NewNetwork()
-		patient := func(w *rdma.WorkerConfig, _ *lease.SchedulerConfig) { w.HandshakeTimeout = time.Minute }
-		reader := newEngine(b, net, &start, "reader", patient)
+		reader := newEngine(b, net, &start, "reader")
 		owners := make([]*engine, n)
 		for i := range owners {
-			owners[i] = newEngine(b, net, &start, fmt.Sprint("owner-", i), patient)
+			owners[i] = newEngine(b, net, &start, fmt.Sprint("owner-", i))
 			reader.arrive(fmt.Sprint("req-", i), owners[i].publish("req", 1, 0))
 		}
 		reader.connected(n)

@@ -27,7 +27,7 @@ type host struct {
 // life is a request of an owner.
 type life struct {
 	id     string
-	tag    uint64
+	tag    uint64 // 0 when it does not run any more
 	blocks []int
 	built  int // plans that were built before its admission
 }
@@ -178,6 +178,7 @@ func (x *chaos) pick(hs []*host) *host { return hs[x.rng.IntN(len(hs))] }
 
 // act lets one thing happen.
 func (x *chaos) act(requests int) {
+	ranks := len(x.readers[0].ranks)
 	switch x.rng.IntN(12) {
 	case 0, 1: // a prefill is scheduled
 		o := x.pick(x.owners)
@@ -194,13 +195,25 @@ func (x *chaos) act(requests int) {
 		l := &life{id: id, tag: x.tag, blocks: o.take(n), built: o.ranks[0].built + len(o.ranks[0].plans)}
 		o.mine[id] = l
 		require.NoError(x.t, o.sched.OnBlocksAllocated(x.now, id, &lease.Params{DoRemoteDecode: true}, [][]int{l.blocks}))
-	case 2, 3: // a prefill ends
+	case 2, 3: // a prefill ends, is preempted, or is given up; or a lease is revoked
 		o := x.pick(x.owners)
 		for _, l := range sorted(o.mine) {
-			if o.prefilled(l) && x.rng.IntN(2) == 0 {
-				x.finish(o, l)
-				return
+			if x.rng.IntN(2) == 0 {
+				continue
 			}
+			switch chance := x.rng.IntN(80); {
+			case l.tag == 0 && chance == 0:
+				require.NoError(x.t, o.sched.Revoke(x.now, l.id))
+			case l.tag == 0:
+				continue
+			case chance == 1:
+				x.preempt(o, l)
+			case chance == 2:
+				x.abort(o, l)
+			case o.prefilled(l):
+				x.finish(o, l)
+			}
+			return
 		}
 	case 4: // a router hands a request to a reader
 		if n := len(x.router); n > 0 {
@@ -230,17 +243,36 @@ func (x *chaos) act(requests int) {
 			}
 		}
 	case 8: // time passes
-		x.now = x.now.Add(time.Duration(x.rng.IntN(int(400*time.Millisecond) / len(x.readers[0].ranks))))
-		if x.rng.IntN(60) == 0 {
+		x.reconnect()
+		x.now = x.now.Add(time.Duration(x.rng.IntN(int(400*time.Millisecond) / ranks)))
+		if x.rng.IntN(60*ranks) == 0 {
 			x.now = x.now.Add(time.Duration(x.rng.IntN(int(12 * time.Second))))
 		}
 	default:
-		for range x.readers[0].ranks {
+		for range ranks {
 			x.stepAny()
 		}
 	}
-	for range x.rng.IntN(4) {
+	for range x.rng.IntN(4 * ranks) {
 		x.shuffle.Step()
+	}
+}
+
+// reconnect gives handshakes after a failed READ the real time that they take, so that the clock of the run does not leave
+// them behind.
+func (x *chaos) reconnect() {
+	reading := map[string]bool{}
+	for _, r := range x.net.Reads() {
+		reading[r.Reader()] = true
+	}
+	for _, d := range x.readers {
+		for i, r := range d.ranks {
+			// A worker reconnects when no READ of the old connection is active.
+			for try := 0; try < 10 && r.w.Stats().Peers < len(x.owners) && !reading[r.f.Name()]; try++ {
+				d.run(i)
+				time.Sleep(20 * time.Microsecond)
+			}
+		}
 	}
 }
 
@@ -254,11 +286,34 @@ func (x *chaos) stepAny() {
 	h.run(i)
 }
 
+// preempt takes the blocks of a prefill away and schedules it again, on others.
+func (x *chaos) preempt(o *host, l *life) {
+	require.NoError(x.t, o.sched.Preempted(x.now, l.id))
+	old := l.blocks
+	slices.Reverse(o.free)
+	if len(o.free) < len(old) {
+		x.give(o, old)
+		l.blocks = o.take(len(old))
+	} else {
+		l.blocks = o.take(len(old))
+		x.give(o, old)
+	}
+	require.NoError(x.t, o.sched.OnBlocksAllocated(x.now, l.id, &lease.Params{DoRemoteDecode: true}, [][]int{l.blocks}))
+}
+
+// abort gives a prefill up.
+func (x *chaos) abort(o *host, l *life) {
+	_, delay, err := o.sched.RequestFinished(x.now, l.id, lease.StatusAborted, [][]int{l.blocks}, 0)
+	require.NoError(x.t, err)
+	l.tag = 0
+	if !delay {
+		delete(o.mine, l.id)
+		x.give(o, l.blocks)
+	}
+}
+
 // prefilled reports whether every rank has carried out the admission, so that the prefill could run.
 func (h *host) prefilled(l *life) bool {
-	if l.tag == 0 {
-		return false
-	}
 	for _, r := range h.ranks {
 		if r.built <= l.built {
 			return false

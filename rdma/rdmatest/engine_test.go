@@ -55,7 +55,7 @@ func newEngine(t testing.TB, net *rdmatest.Network, now *time.Time, name string,
 	e.side, err = rdma.ListenSideChannel("127.0.0.1", 0, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, e.side.Close()) })
-	wc := rdma.WorkerConfig{Engine: name, MaxSeqs: 4, CheckPoll: 1}
+	wc := rdma.WorkerConfig{Engine: name, MaxSeqs: 4, CheckPoll: 1, HandshakeTimeout: time.Minute}
 	sc := lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: name, Host: "127.0.0.1", Port: e.side.Port(), TPSize: 1, Ranks: 1,
 		Blocks: blocks, MaxSeqs: 4, Seed: uint64(len(name)) + uint64(name[len(name)-1])}
 	for _, f := range change {
@@ -130,7 +130,7 @@ func (e *engine) run(i int) {
 // until steps engines until done. Handshakes take real time; all else happens in the steps.
 func until(t testing.TB, what string, done func() bool, engines ...*engine) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !done(); {
+	for deadline := time.Now().Add(time.Minute); !done(); {
 		require.True(t, time.Now().Before(deadline), "waited for: %s", what)
 		for _, e := range engines {
 			e.step()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -161,6 +162,7 @@ func TestAbandonedReadHoldsOffTheNextPullOfItsRequest(t *testing.T) {
 			require.Equal(t, lease.CauseInvalid, res.Failed[0].Cause)
 			require.Len(t, d.net.Reads(), 1, "nothing was posted")
 
+			d.owner.step()
 			require.Empty(t, d.owner.freed["req"], "released only when no READ of it is active")
 			zombie.Deliver()
 			d.reader.step()
@@ -337,6 +339,54 @@ func TestHeartbeatsDelayedBeyondTheLease(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The same with heartbeats by id, which carry no nonce (vLLM's): a late one revives no lease of its id.
+func TestLateHeartbeatByIDRevivesNothing(t *testing.T) {
+	d := newDuo(t)
+	p := d.owner.publish("req", 7, 3)
+	p.Lease = nil
+	d.net.HoldNotifications(true)
+	d.reader.arrive("local", p)
+	d.reader.step()
+	require.Equal(t, "HB:req", string(d.net.Messages()[0].Payload()))
+	d.pass(31)
+	d.owner.step()
+	require.Equal(t, lease.ReasonExpired, d.owner.freed["req"])
+	d.net.HoldNotifications(false)
+	d.owner.step()
+	s := d.owner.ranks[0].w.Stats().Leases
+	require.Zero(t, s.Live)
+	require.EqualValues(t, 1, s.UnknownRenewals)
+	d.pass(31)
+	d.owner.step()
+	clean(t, d.owner)
+}
+
+// protocol-check.md M6, cases.md 8: a read-complete without a nonce, from a reader that verifies nothing, comes when its id
+// lives again. It ends neither the prefill that runs now nor, once there are two lives, either of them by a guess.
+func TestLateReadCompleteWithoutANonce(t *testing.T) {
+	d := newDuo(t, func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Verification = false })
+	p := d.owner.publish("req", 7, 3)
+	p.Lease = nil
+	d.net.HoldNotifications(true)
+	d.reader.pull("local", p, 5)
+	until(t, "the read", func() bool { return d.reader.ran["local"] }, d.reader)
+	messages := d.net.Messages()
+	done := messages[len(messages)-1]
+	require.Equal(t, "req:1", string(done.Payload()))
+	d.pass(31)
+	d.owner.step()
+	require.Equal(t, lease.ReasonExpired, d.owner.freed["req"])
+	delete(d.owner.freed, "req")
+	require.NoError(t, d.owner.sched.OnBlocksAllocated(*d.now, "req", &lease.Params{DoRemoteDecode: true}, [][]int{{4}}))
+	d.owner.step() // admitted, in prefill
+	done.Deliver()
+	d.owner.step()
+	require.Empty(t, d.owner.freed["req"])
+	s := d.owner.ranks[0].w.Stats().Leases
+	require.EqualValues(t, 1, s.RefusedReadCompletes)
+	require.EqualValues(t, 1, s.Live)
 }
 
 // vllm#49238, nixl#1986, smg#2382, cases.md 14, 15, vLLM kv_digest_xnode (peer-tests.md A10.17): the owner is killed at
@@ -643,6 +693,69 @@ func TestFiftyRestartsOfTheOwner(t *testing.T) {
 	}
 }
 
+// vllm#43509, cases.md 6, peer-tests.md C18, C19: two requests of one engine share a lease. It is kept alive for the one
+// that still queues, and the owner is released once, by the last.
+func TestTwoRequestsOfOneLease(t *testing.T) {
+	d := newDuo(t)
+	p := d.owner.publish("req", 7, 3)
+	d.reader.arrive("a", p)
+	d.reader.arrive("b", p)
+	require.NoError(t, d.reader.sched.OnBlocksAllocated(*d.now, "a", p, [][]int{{5}}))
+	until(t, "the first", func() bool { return d.reader.ran["a"] }, d.reader)
+	d.reader.over("a")
+	for range 12 {
+		d.pass(5)
+		d.reader.step()
+		d.owner.step()
+		require.Empty(t, d.owner.freed["req"])
+	}
+	require.NoError(t, d.reader.sched.OnBlocksAllocated(*d.now, "b", p, [][]int{{6}}))
+	until(t, "the second", func() bool { return d.reader.ran["b"] }, d.reader)
+	require.Zero(t, d.reader.wrong(7, 5)+d.reader.wrong(7, 6))
+	d.reader.over("b")
+	d.reader.step()
+	d.owner.step()
+	require.Equal(t, lease.ReasonRead, d.owner.freed["req"])
+	clean(t, d.owner, d.reader)
+}
+
+// vllm#19223, cases.md 11: a request is aborted before its engine is connected; the owner is told once it is.
+func TestReleaseWaitsForTheHandshake(t *testing.T) {
+	start := time.Unix(1_000_000, 0)
+	network := rdmatest.NewNetwork()
+	owner, reader := newEngine(t, network, &start, "owner"), newEngine(t, network, &start, "reader")
+	reader.arrive("local", owner.publish("req", 7, 3))
+	reader.over("local")
+	until(t, "the release", func() bool { return owner.freed["req"] == lease.ReasonRead }, reader, owner)
+	require.Zero(t, reader.ranks[0].w.Stats().Reads)
+	clean(t, owner, reader)
+}
+
+// vllm#48633, cases.md 46: the side channel of one owner hangs; the leases at the others are renewed on time.
+func TestHangingHandshakeHoldsUpNoOther(t *testing.T) {
+	d := newDuo(t)
+	mute, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer mute.Close()
+	p := d.owner.publish("req", 7, 3)
+	hung := *p
+	hung.RemoteEngineID, hung.RemotePort = "mute", mute.Addr().(*net.TCPAddr).Port
+	d.reader.pull("hung", &hung, 9)
+	d.reader.arrive("local", p)
+	renewals := d.owner.ranks[0].w.Stats().Leases.Renewals
+	for i := range 11 { // 55 s
+		d.reader.step()
+		d.owner.step()
+		require.EqualValues(t, i+1, d.owner.ranks[0].w.Stats().Leases.Renewals-renewals)
+		d.pass(5)
+	}
+	require.NoError(t, d.reader.sched.OnBlocksAllocated(*d.now, "local", p, [][]int{{5}}))
+	d.reader.step()
+	d.reader.step()
+	require.True(t, d.reader.ran["local"])
+	require.Empty(t, d.reader.failed)
+}
+
 // vllm 0.33.0 and nixl-sys, cases.md 29: each READ is reported to its owner exactly once.
 func TestThousandReadsAreThousandReadCompletes(t *testing.T) {
 	d := newDuo(t)
@@ -726,9 +839,9 @@ func TestClocksOfTheEnginesAreUnrelated(t *testing.T) {
 // vllm#41863, cases.md 44: a hundred first requests to one engine share one handshake.
 func TestFirstRequestsShareOneHandshake(t *testing.T) {
 	start := time.Unix(1_000_000, 0)
-	net := rdmatest.NewNetwork()
+	network := rdmatest.NewNetwork()
 	more := func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Blocks = 101 }
-	owner, reader := newEngine(t, net, &start, "owner", more), newEngine(t, net, &start, "reader", more)
+	owner, reader := newEngine(t, network, &start, "owner", more), newEngine(t, network, &start, "reader", more)
 	for i := range 100 {
 		id := fmt.Sprint("req-", i)
 		reader.pull(id, owner.publish(id, uint64(i), i), i)

@@ -1,0 +1,242 @@
+package pynixl
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/nixl"
+)
+
+// releases of the NIXL library, oldest first. The last is the one that this project pins.
+var releases = []string{"1.0.1", "1.3.2", "1.4.1", "1.5.1"}
+
+const releaseVariable = "NIXLGO_TEST_RELEASE" // makes the test binary a child
+
+// TestMain leaves by the system call: the exit of libc runs a destructor of the wheel's libnl that crashes under -race.
+func TestMain(m *testing.M) {
+	if os.Getenv(releaseVariable) != "" {
+		err := child(os.Stdin, os.Stdout)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			syscall.Exit(1)
+		}
+		syscall.Exit(0)
+	}
+	syscall.Exit(m.Run())
+}
+
+// childReady is a child's first line.
+type childReady struct {
+	Path, Name string
+	Missing    []string
+	Metadata   []byte
+	Addr       uint64
+}
+
+// childTask tells a child to use what another one owns.
+type childTask struct {
+	Name     string
+	Metadata []byte
+	Addr     uint64
+}
+
+// child is an agent of the release that the environment names: it fills its buffer with a pattern, tells its metadata, and
+// carries out tasks: load, read, compare, notify. It answers each with the step that failed, or "".
+func child(in io.Reader, out io.Writer) error {
+	lib, err := nixl.Load("")
+	if err != nil {
+		return err
+	}
+	a, err := nixl.NewAgent("", nixl.Config{})
+	if err != nil {
+		return err
+	}
+	if _, err := a.CreateBackend("UCX", nil); err != nil {
+		return err
+	}
+	own, err := nixl.AllocBuffer(65536)
+	if err != nil {
+		return err
+	}
+	to, err := nixl.AllocBuffer(65536)
+	if err != nil {
+		return err
+	}
+	for _, b := range []*nixl.Buffer{own, to} {
+		if _, err := a.Register(b); err != nil {
+			return err
+		}
+	}
+	copy(own.Bytes(), pattern(65536, 1))
+	blob, err := a.LocalMetadata()
+	if err != nil {
+		return err
+	}
+	send := json.NewEncoder(out).Encode
+	if err := send(childReady{lib.Path, a.Name(), lib.Missing(), blob, own.Addr()}); err != nil {
+		return err
+	}
+	tasks := json.NewDecoder(in)
+	for {
+		var task childTask
+		if err := tasks.Decode(&task); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := send(task.run(a, to)); err != nil {
+			return err
+		}
+	}
+}
+
+// run returns the step that failed and why.
+func (k childTask) run(a *nixl.Agent, to *nixl.Buffer) string {
+	name, err := a.LoadRemote(k.Metadata)
+	if err != nil || name != k.Name {
+		return fmt.Sprintf("load: %q %v", name, err)
+	}
+	local, err := a.PrepareLocal(nixl.DRAM, []nixl.Desc{{Addr: to.Addr(), Len: 65536}})
+	if err != nil {
+		return fmt.Sprintf("local list: %v", err)
+	}
+	defer local.Close()
+	remote, err := a.PrepareRemote(name, nixl.DRAM, []nixl.Desc{{Addr: k.Addr, Len: 65536}})
+	if err != nil {
+		return fmt.Sprintf("remote list: %v", err)
+	}
+	defer remote.Close()
+	clear(to.Bytes())
+	t, err := a.NewTransfer(nixl.Read, local, nil, remote, nil, nixl.TransferOptions{})
+	if err != nil {
+		return fmt.Sprintf("read: %v", err)
+	}
+	defer t.Close()
+	if _, err := t.Post(); err != nil {
+		return fmt.Sprintf("read: %v", err)
+	}
+	end := time.Now().Add(patience)
+	for state := nixl.Active; state != nixl.Done; {
+		if state, err = t.Poll(); err != nil || time.Now().After(end) {
+			return fmt.Sprintf("read: %v %v", state, err)
+		}
+	}
+	if !bytes.Equal(to.Bytes(), pattern(65536, 1)) {
+		return "read: wrong bytes"
+	}
+	if err := a.Notify(name, []byte("\x00seen\xff")); err != nil {
+		return fmt.Sprintf("notify: %v", err)
+	}
+	return ""
+}
+
+// release is a running child.
+type release struct {
+	childReady
+	t       *testing.T
+	version string
+	in      io.Writer
+	out     *json.Decoder
+}
+
+func library(t *testing.T, version string) string {
+	t.Helper()
+	folder := filepath.Join(root(), ".nixl-versions", version)
+	if version == releases[len(releases)-1] {
+		folder = filepath.Join(root(), ".nixl")
+	}
+	found, err := filepath.Glob(filepath.Join(folder, ".nixl_cu*.mesonpy.libs", "libnixl_capi.so"))
+	require.NoError(t, err)
+	require.Len(t, found, 1, "run `make setup-versions`: NIXL %s is not installed in %s", version, folder)
+	return found[0]
+}
+
+func startRelease(t *testing.T, version string) *release {
+	t.Helper()
+	path := library(t, version)
+	c := exec.Command(os.Args[0])
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "NIXLGO_LIBRARY=") && !strings.HasPrefix(v, "NIXL_PLUGIN_DIR=") {
+			c.Env = append(c.Env, v)
+		}
+	}
+	c.Env = append(c.Env, releaseVariable+"="+version, "NIXLGO_LIBRARY="+path, "UCX_TLS=tcp")
+	var stderr bytes.Buffer
+	c.Stderr = &stderr
+	in, err := c.StdinPipe()
+	require.NoError(t, err)
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	t.Cleanup(func() {
+		in.Close()
+		kill := time.AfterFunc(patience, func() { c.Process.Kill() })
+		err := c.Wait()
+		kill.Stop()
+		if t.Failed() {
+			t.Logf("standard error of %s: %s", version, &stderr)
+		}
+		require.NoError(t, err)
+	})
+	r := &release{t: t, version: version, in: in, out: json.NewDecoder(bufio.NewReader(out))}
+	require.NoError(t, r.out.Decode(&r.childReady), "NIXL %s: %s", version, &stderr)
+	require.Equal(t, path, r.Path)
+	return r
+}
+
+// use has r load and read what owner has.
+func (r *release) use(owner *release) (failed string) {
+	r.t.Helper()
+	require.NoError(r.t, json.NewEncoder(r.in).Encode(childTask{owner.Name, owner.Metadata, owner.Addr}))
+	require.NoError(r.t, r.out.Decode(&failed))
+	return failed
+}
+
+// A fleet is updated one engine after the other: all of these releases understand each other's metadata, READs and
+// notifications, and this binding works with each. nixl#1668, cases.md 35
+func TestReleasesOfTheLibraryWithEachOther(t *testing.T) {
+	table := &strings.Builder{}
+	fmt.Fprintf(table, "%-14s", "reader\\owner")
+	for _, v := range releases {
+		fmt.Fprintf(table, " %-8s", v)
+	}
+	var children []*release
+	for _, v := range releases {
+		r := startRelease(t, v)
+		name, err := nixl.MetadataAgentName(r.Metadata)
+		require.NoError(t, err, v)
+		require.Equal(t, r.Name, name)
+		t.Logf("NIXL %s lacks %s; %d bytes of metadata: %s…", v, strings.Join(r.Missing, " "), len(r.Metadata), hex.EncodeToString(r.Metadata[:24]))
+		children = append(children, r)
+	}
+	for _, reader := range children {
+		fmt.Fprintf(table, "\n%-14s", reader.version)
+		for _, owner := range children {
+			verdict := "ok"
+			if reader == owner {
+				owner = startRelease(t, reader.version) // an agent does not read itself
+			}
+			failed := reader.use(owner)
+			if failed != "" {
+				verdict, _, _ = strings.Cut(failed, ":")
+				t.Errorf("a reader of NIXL %s with an owner of %s: %s", reader.version, owner.version, failed)
+			}
+			fmt.Fprintf(table, " %-8s", verdict)
+		}
+	}
+	t.Logf("\n%s", table)
+}
