@@ -146,6 +146,7 @@ func (n *Node) open() (err error) {
 	n.side.Serve(n.worker)
 	n.sched, err = lease.NewScheduler(lease.SchedulerConfig{
 		Config: c.Lease, Engine: c.Engine, Host: c.Host, Port: n.side.Port(), TPSize: 1, Ranks: 1, Blocks: c.Blocks,
+		Epoch: rdma.Epoch(),
 	})
 	return err
 }

@@ -467,7 +467,7 @@ func TestSlotsMayBeReadAtAnyMoment(t *testing.T) {
 // Any time.Time will do, the zero one too.
 func TestAnyTimeIsATime(t *testing.T) {
 	r := newRank(t, 2)
-	r.admit("a", 11, 0)
+	require.NoError(t, r.Admit(time.Time{}, Admission{"a", 11, 0}))
 	r.grant(time.Time{}, "a", 11, 30)
 	r.notify(time.Time{}.Add(20*time.Second), "D", "HB:a")
 	require.Zero(t, r.Reap(time.Time{}.Add(39*time.Second)))

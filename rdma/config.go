@@ -153,6 +153,10 @@ func logger(l *slog.Logger) *slog.Logger {
 	return l
 }
 
+// Epoch is the zero of the clock that side channels tell, on the clock of time.Now: what an engine gives its scheduler as
+// lease.SchedulerConfig.Epoch, so that readers can place the deadlines that it exports.
+func Epoch() time.Time { return time.Now().Add(-time.Duration(monotonic() * float64(time.Second))) }
+
 // monotonic is the time on CLOCK_MONOTONIC in seconds: Python's perf_counter on Linux, which vLLM's reader expects.
 func monotonic() float64 {
 	var ts unix.Timespec

@@ -86,6 +86,8 @@ type Reply struct {
 	RTT      time.Duration // time from request to reply
 	// Offset is the owner's clock minus CLOCK_MONOTONIC here, in seconds; it is off by at most RTT/2.
 	Offset float64
+
+	sent, received time.Time
 }
 
 // parseReply decodes the two frames of a reply. want is the reader's own hash: another one is refused before the
@@ -255,7 +257,7 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, hash string
 	defer c.Close()
 	replies := make([]*Reply, len(ranks))
 	for i, r := range ranks {
-		sent := monotonic()
+		start, sent := time.Now(), monotonic()
 		frames, err := c.Request(ctx, [][]byte{appendAsk(nil, r)})
 		if err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, hint(err))
@@ -264,6 +266,7 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, hash string
 		if replies[i], err = parseReply(frames, hash); err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, err)
 		}
+		replies[i].sent, replies[i].received = start, time.Now()
 		replies[i].RTT = time.Duration((received - sent) * 1e9)
 		replies[i].Offset = replies[i].Clock - (sent+received)/2
 	}

@@ -15,6 +15,8 @@ type peer struct {
 	state peerState
 	ranks []remoteRank // ranks that this rank renews with, tells that it is done, and mostly reads from; set while connected
 
+	clock lease.ClockOffset // of its side channel, for the deadlines that it names
+
 	err      error     // why the last handshake failed
 	failures int       // handshakes failed in a row
 	retryAt  time.Time // no handshake before
@@ -54,6 +56,7 @@ func (r *remoteRank) source() bool { return r.remoteList != nil }
 type handshake struct {
 	engine string
 	ranks  []remoteRank
+	clock  lease.ClockOffset
 	took   time.Duration
 	err    error
 }
@@ -101,7 +104,7 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 	w.background.Go(func() {
 		start := time.Now()
 		h := handshake{engine: info.Engine}
-		h.ranks, h.err = w.shake(info, ranks)
+		h.ranks, h.clock, h.err = w.shake(info, ranks)
 		h.took = time.Since(start)
 		select {
 		case w.handshakes <- h:
@@ -113,7 +116,7 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 }
 
 // shake asks the owner for its ranks, checks every answer, and loads what NIXL needs to read from them.
-func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, err error) {
+func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, clock lease.ClockOffset, err error) {
 	ctx, cancel := context.WithTimeout(w.ctx, w.cfg.HandshakeTimeout)
 	defer cancel()
 	want := w.cfg.Compatibility
@@ -126,7 +129,7 @@ func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, err
 	}
 	replies, err := ask(ctx, info.Host, info.Port, ids, want)
 	if err != nil {
-		return nil, err
+		return nil, clock, err
 	}
 	defer func() {
 		if err != nil {
@@ -135,19 +138,22 @@ func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, err
 		}
 	}()
 	for i, reply := range replies {
+		if err := clock.Add(reply.sent, reply.received, reply.Clock); err != nil {
+			return ranks, clock, err
+		}
 		r, err := w.load(info, shares[i], reply.Metadata)
 		if err != nil {
-			return ranks, fmt.Errorf("rank %d: %w", shares[i].rank, err)
+			return ranks, clock, fmt.Errorf("rank %d: %w", shares[i].rank, err)
 		}
 		ranks = append(ranks, r)
 		for _, o := range ranks[:i] {
 			if o.agent == r.agent {
-				return ranks, fmt.Errorf("ranks %d and %d of engine %q answer with one NIXL agent, %s: its side channel serves the wrong metadata",
+				return ranks, clock, fmt.Errorf("ranks %d and %d of engine %q answer with one NIXL agent, %s: its side channel serves the wrong metadata",
 					o.rank, r.rank, info.Engine, r.agent)
 			}
 		}
 	}
-	return ranks, nil
+	return ranks, clock, nil
 }
 
 func (w *Worker) load(info lease.Peer, s share, m *Metadata) (remoteRank, error) {
@@ -224,7 +230,7 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 				w.failWaiting(p, res)
 				continue
 			}
-			p.state, p.ranks, p.failures, p.err = connected, h.ranks, 0, nil
+			p.state, p.ranks, p.clock, p.failures, p.err = connected, h.ranks, h.clock, 0, nil
 			w.log.Info("connected", "engine", h.engine, "agent", h.ranks[0].agent, "took", h.took)
 			res.Connected = append(res.Connected, h.engine)
 			w.flush(p, now, res)
@@ -269,7 +275,7 @@ func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
 		w.sendRelease(p, r, res)
 	}
 	for _, x := range pulls {
-		w.post(x, res)
+		w.post(x, now, res)
 	}
 }
 

@@ -50,7 +50,7 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 	}
 	w.reads[in.Request] = x
 	if x.peer.state == connected {
-		w.post(x, res)
+		w.post(x, now, res)
 	} else {
 		x.peer.pulls = append(x.peer.pulls, x)
 	}
@@ -63,11 +63,15 @@ func (w *Worker) refuse(request string, cause lease.Cause, err error, res *lease
 }
 
 // post starts the block READs of x, one per rank of the owner that has blocks for this rank.
-func (w *Worker) post(x *pull, res *lease.Result) {
+func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 	p := x.peer
 	refuse := func(cause lease.Cause, err error) {
 		delete(w.reads, x.Request)
 		w.refuse(x.Request, cause, err, res)
+	}
+	if err := p.clock.Check(now, x.Pull); err != nil {
+		refuse(lease.CauseOf(err), err)
+		return
 	}
 	type read struct {
 		*remoteRank

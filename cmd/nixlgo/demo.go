@@ -39,7 +39,7 @@ func newDemo() *cobra.Command {
 			"shows five scenes: verified reads, a request that queues while heartbeats keep its lease, a read that is refused\n" +
 			"because its lease lapsed under it, a reader that is killed, and a read without a lease.\n\n" +
 			"It succeeds only if the two processes report that every scene went as told.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cfg.validate(); err != nil {
 				return usageError{err}

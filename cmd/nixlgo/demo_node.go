@@ -84,7 +84,7 @@ func newDemoNode() *cobra.Command {
 		Use:    "demo-node",
 		Short:  "One process of the demo, driven by JSON lines on stdin",
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return runDemoNode(cmd.Context(), cfg, cmd.InOrStdin(), cmd.OutOrStdout())
 		},

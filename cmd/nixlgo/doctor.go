@@ -24,7 +24,7 @@ func newDoctor() *cobra.Command {
 		Long: "doctor looks at the environment, the limits and the RDMA devices, loads the NIXL library in a process of its own,\n" +
 			"and reads memory from one agent to another there, over the transports that this environment leads to.\n\n" +
 			"Exit code 1 means that a check failed; warnings do not matter to it.",
-		Args: cobra.NoArgs,
+		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if timeout <= 0 {
 				return usageError{fmt.Errorf("--timeout %v is not positive", timeout)}
@@ -60,7 +60,7 @@ func newDoctorLoopback() *cobra.Command {
 	c := &cobra.Command{
 		Use:    loopbackName,
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArgs,
 		RunE: func(*cobra.Command, []string) error {
 			return doctor.Loopback(library, os.NewFile(3, "report"))
 		},

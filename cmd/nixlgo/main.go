@@ -31,7 +31,7 @@ func newRoot() *cobra.Command {
 			"Exit codes: 0 all is well, 1 something is wrong and was named, 2 wrong command line.",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return cmd.Help()
 		},
@@ -56,4 +56,12 @@ func main() {
 		fmt.Fprintln(os.Stderr, "nixlgo:", err)
 		os.Exit(exitFailed)
 	}
+}
+
+// noArgs refuses arguments beside flags, and names commands that do not exist.
+func noArgs(cmd *cobra.Command, args []string) error {
+	if err := cobra.NoArgs(cmd, args); err != nil {
+		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
+	}
+	return nil
 }

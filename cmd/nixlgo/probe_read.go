@@ -46,7 +46,7 @@ func newProbeRead() *cobra.Command {
 	return &cobra.Command{
 		Use:    probeReadName,
 		Hidden: true,
-		Args:   cobra.NoArgs,
+		Args:   noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var job probeJob
 			if err := json.NewDecoder(cmd.InOrStdin()).Decode(&job); err != nil {
