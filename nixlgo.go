@@ -19,6 +19,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/nixlgo/nixlgo/lease"
@@ -53,6 +54,7 @@ type Config struct {
 	Lease            lease.Config // zero value: lease.DefaultConfig()
 	Compatibility    string       // hash that both sides must share; empty: a hash of the layout
 	AnyCompatibility bool         // fetch from owners with another hash, too
+	HoldOnly         bool         // hold and release leases of owners of any layout and hash, and fetch nothing
 
 	Library       string            // path of libnixl_capi.so; empty: searched, see nixl.Load
 	Backend       string            // NIXL plugin; empty: UCX
@@ -137,7 +139,7 @@ func (n *Node) open() (err error) {
 	}
 	n.worker, err = rdma.NewWorker(fabric, rdma.WorkerConfig{
 		Engine: c.Engine, KV: rdma.KV{Regions: regions, BlockTokens: c.BlockTokens, Layout: c.Layout, Attention: c.Attention},
-		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility,
+		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly,
 		HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, Trace: c.Trace, Logger: c.Logger,
 	})
 	if err != nil {
@@ -310,6 +312,10 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	if n.reads[h.id] != h || h.blocks != nil {
 		n.mu.Unlock()
 		return fail(fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid))
+	}
+	if n.cfg.HoldOnly {
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: this node only holds leases", lease.ErrInvalid))
 	}
 	if err := n.claim("a fetch", blocks); err != nil {
 		n.mu.Unlock()
@@ -488,11 +494,19 @@ func (n *Node) Run(ctx context.Context) error {
 			}
 			n.log.Error("step", "error", err)
 		}
-		pause := n.cfg.Idle
 		if busy {
-			pause = min(pause, 50*time.Microsecond)
+			// A timer of Go's runtime takes a millisecond at least when nothing else runs.
+			syscall.Nanosleep(&syscall.Timespec{Nsec: int64(min(n.cfg.Idle, busyPause))}, nil)
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-n.closed:
+				return nil
+			default:
+				continue
+			}
 		}
-		timer.Reset(pause)
+		timer.Reset(n.cfg.Idle)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -503,6 +517,9 @@ func (n *Node) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// busyPause is the pause between steps while a READ is under way: long enough to leave the core to the READ.
+const busyPause = 50 * time.Microsecond
 
 // step runs one step and hands out what it decided. busy reports whether the next one should come soon.
 func (n *Node) step(now time.Time) (busy bool, err error) {

@@ -73,6 +73,11 @@
 // Bidirectional transfer:
 //
 //	decoder_kv_blocks_ttl is a fixed timeout                TestAFixedLeaseIsNotRenewed
+//	D caches blocks that P can pull on the next turn        TestADecoderKeepsItsBlocksForTheNextTurn
+//	D communicates back the expiry time                     TestADecoderKeepsItsBlocksForTheNextTurn
+//	P estimates the clock offset from the round trip        TestTheClockOffsetKeepsTheSampleWithTheSmallestError
+//	and knows when blocks are expired, and recomputes       TestAReadbackIsDeclinedNearItsDeadline
+//	the heartbeat mechanism does not apply here             TestAReadbackIsVerifiedAndPublishedAgain
 //
 // Lease verification, owner:
 //
@@ -94,5 +99,8 @@
 //	missing lease fields fail the load                      TestMissingLeaseFieldsFailTheLoadBeforeAnyRead
 //	a failed slot READ fails the load                       TestWhatCannotBeVerifiedFails
 //	false pulls without verification                        TestWithoutVerificationThePullIsDoneWithItsBlocks
+//	D sends the notification, which carries the nonce       TestMessagesHaveTheirExactBytes
 //	a matching nonce proves that P held the blocks          TestTheProtocolKeepsItsPropertiesInAnyOrder
+//
+// The protocol is also model-checked: go run ./lease/spec.
 package lease

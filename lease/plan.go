@@ -77,8 +77,13 @@ type Pull struct {
 	RemoteRequest string
 	RemoteBlocks  [][]int
 	LocalBlocks   [][]int
-	Lease         *SlotRef // nil when the params carried none
-	Verify        bool     // use the blocks only after the check
+	// RemoteTokens is how many tokens of the request RemoteBlocks hold
+	// (remote_num_tokens), 0 when not known. Tokens is how many LocalBlocks
+	// reach to, at most those; 0 means all of them.
+	RemoteTokens int      `json:",omitempty"`
+	Tokens       int      `json:",omitempty"`
+	Lease        *SlotRef // nil when the params carried none
+	Verify       bool     // use the blocks only after the check
 	// Keep: other requests of this engine need the same lease, so no
 	// read-complete; a Release follows when the last is done.
 	Keep bool `json:",omitempty"`

@@ -109,7 +109,7 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 	}
 	f.pull = Pull{
 		Request: id, Peer: f.peer.Peer, RemoteRequest: p.RemoteRequestID,
-		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks),
+		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks), RemoteTokens: p.RemoteNumTokens,
 		// Owners of today do not verify readbacks; those that offer it are held to it.
 		Verify: s.cfg.Verification && (!f.readback || p.Lease != nil),
 	}

@@ -196,7 +196,7 @@ func TestAScheduledReaderIsPulledOnce(t *testing.T) {
 	plan := s.BuildPlan(t0)
 	require.Equal(t, []Pull{{
 		Request: "a", Peer: Peer{"P-engine", "p-host", 5678, 1, 1, 1}, RemoteRequest: "A",
-		RemoteBlocks: [][]int{{20, 21, 22}}, LocalBlocks: [][]int{{10, 11, 12}}, Lease: &SlotRef{3, 7777}, Verify: true,
+		RemoteBlocks: [][]int{{20, 21, 22}}, LocalBlocks: [][]int{{10, 11, 12}}, RemoteTokens: 48, Lease: &SlotRef{3, 7777}, Verify: true,
 	}}, plan.Read)
 	require.Empty(t, s.BuildPlan(t0).Read)
 	requireRefused(t, s.OnBlocksAllocated(t0, "a", p, [][]int{{10}}), ErrBusy)

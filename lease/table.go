@@ -669,7 +669,7 @@ func (t *Table) settle() bool {
 		case !t.current(d):
 			t.due.pop()
 		case t.hot[d.index].deadline != d.at && injected&faultXREAP == 0:
-			if moved++; moved > 64+len(t.due)/16 {
+			if moved++; moved > 64+len(t.due)/64 {
 				t.refresh() // cheaper than to move so many one by one
 				continue
 			}

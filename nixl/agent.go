@@ -86,6 +86,7 @@ type agent struct {
 	cname  []byte
 	log    *slog.Logger
 	listen bool
+	store  bool // a central store for metadata was configured
 
 	mu        sync.Mutex
 	closed    bool
@@ -95,6 +96,7 @@ type agent struct {
 	peers     map[string]*peer
 	lists     map[*list]struct{}
 	transfers map[*transfer]struct{}
+	views     map[*MemoryView]struct{}
 	memories  map[Memory]struct{} // registered at any time: mapped until the end
 	closing   bool                // nothing new is posted
 	inbox     inbox
@@ -140,9 +142,11 @@ func NewAgent(name string, cfg Config) (*Agent, error) {
 		cname:     cname(name),
 		log:       cfg.Logger,
 		listen:    cfg.Listen,
+		store:     storeConfigured(),
 		peers:     map[string]*peer{},
 		lists:     map[*list]struct{}{},
 		transfers: map[*transfer]struct{}{},
+		views:     map[*MemoryView]struct{}{},
 		memories:  map[Memory]struct{}{},
 		senders:   map[string]string{},
 
@@ -249,6 +253,9 @@ func (s *agent) close() error {
 	for t := range s.transfers {
 		rawRelease(s.h, t.h) // may refuse an active one, which ends with the agent
 	}
+	for v := range s.views {
+		rawViewRelease(s.h, v.h)
+	}
 	for l := range s.lists {
 		rawListRelease(s.h, l.h)
 	}
@@ -261,7 +268,7 @@ func (s *agent) close() error {
 	s.inbox.close()
 	errs = append(errs, failed("destroy agent "+s.name, "", rawAgentDestroy(s.h)))
 	memories := s.memories
-	s.h, s.backends, s.regs, s.lists, s.transfers, s.memories, s.peers = 0, nil, nil, nil, nil, nil, nil
+	s.h, s.backends, s.regs, s.lists, s.transfers, s.views, s.memories, s.peers = 0, nil, nil, nil, nil, nil, nil, nil
 	s.active = activeList{}
 	s.mu.Unlock()
 

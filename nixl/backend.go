@@ -71,6 +71,29 @@ func (b *Backend) Params() (map[string]string, []MemType, error) {
 	return pairMap(pairs), memSet(mems), failed(op, "", st)
 }
 
+// Notify is Agent.Notify through this backend.
+//
+// Implements:
+//
+//	nixl_capi_opt_args_add_backend, nixl_capi_gen_notif
+func (b *Backend) Notify(remote string, msg []byte) error { return b.a.notify(remote, msg, b.h) }
+
+// Notifications is Agent.Notifications of what came through this backend only.
+//
+// Implements:
+//
+//	nixl_capi_opt_args_add_backend, nixl_capi_get_notifs
+func (b *Backend) Notifications(dst []Notification) ([]Notification, error) {
+	return b.a.notifications(dst, b.h)
+}
+
+// Connect is Agent.Connect of this backend only.
+//
+// Implements:
+//
+//	nixl_capi_opt_args_add_backend, nixl_capi_agent_make_connection
+func (b *Backend) Connect(remote string) error { return b.a.connect(remote, b.h) }
+
 // CreateBackend loads a plugin into the agent. The parameters replace the
 // plugin's defaults (see PluginParams). One backend of each plugin is allowed.
 //

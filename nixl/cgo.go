@@ -66,6 +66,32 @@ package nixl
 #cgo nocallback nixlgo_release
 #cgo noescape nixlgo_estimate
 #cgo nocallback nixlgo_estimate
+#cgo noescape nixlgo_partial_md
+#cgo nocallback nixlgo_partial_md
+#cgo noescape nixlgo_send_md
+#cgo nocallback nixlgo_send_md
+#cgo noescape nixlgo_send_partial_md
+#cgo nocallback nixlgo_send_partial_md
+#cgo noescape nixlgo_fetch_md
+#cgo nocallback nixlgo_fetch_md
+#cgo noescape nixlgo_invalidate_local_md
+#cgo nocallback nixlgo_invalidate_local_md
+#cgo noescape nixlgo_query
+#cgo nocallback nixlgo_query
+#cgo noescape nixlgo_create
+#cgo nocallback nixlgo_create
+#cgo noescape nixlgo_telemetry
+#cgo nocallback nixlgo_telemetry
+#cgo noescape nixlgo_transfer_backend
+#cgo nocallback nixlgo_transfer_backend
+#cgo noescape nixlgo_view_local
+#cgo nocallback nixlgo_view_local
+#cgo noescape nixlgo_view_remote
+#cgo nocallback nixlgo_view_remote
+#cgo noescape nixlgo_view_release
+#cgo nocallback nixlgo_view_release
+#cgo noescape nixlgo_device
+#cgo nocallback nixlgo_device
 #cgo noescape nixlgo_notify
 #cgo nocallback nixlgo_notify
 #cgo noescape nixlgo_inbox_open
@@ -80,6 +106,7 @@ import "C"
 import (
 	"encoding/binary"
 	"runtime"
+	"sync"
 	"syscall"
 	"unsafe"
 )
@@ -251,11 +278,16 @@ func rawLocalMetadata(agent handle) ([]byte, Status) {
 	var data unsafe.Pointer
 	var n C.size_t
 	s := Status(C.nixlgo_local_md(C.uint64_t(agent), &data, &n))
+	return takeBytes(data, n), s
+}
+
+// takeBytes copies memory that the library returned, and frees it.
+func takeBytes(data unsafe.Pointer, n C.size_t) []byte {
 	if data == nil {
-		return nil, s
+		return nil
 	}
 	defer C.nixlgo_free(data)
-	return append([]byte(nil), unsafe.Slice((*byte)(data), int(n))...), s
+	return append([]byte(nil), unsafe.Slice((*byte)(data), int(n))...)
 }
 
 func rawLoadMetadata(agent handle, blob []byte) (name string, s Status) {
@@ -276,8 +308,40 @@ func rawCheck(agent handle, remote []byte, mem MemType, descs []Desc) Status {
 	return Status(C.nixlgo_check_md(C.uint64_t(agent), cstr(remote), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs))))
 }
 
-func rawConnect(agent handle, remote []byte) Status {
-	return Status(C.nixlgo_connect(C.uint64_t(agent), cstr(remote)))
+func rawConnect(agent handle, remote []byte, via handle) Status {
+	return Status(C.nixlgo_connect(C.uint64_t(agent), cstr(remote), C.uint64_t(via)))
+}
+
+func rawPartialMetadata(agent handle, mem MemType, descs []Desc) ([]byte, Status) {
+	var data unsafe.Pointer
+	var n C.size_t
+	s := Status(C.nixlgo_partial_md(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), &data, &n))
+	return takeBytes(data, n), s
+}
+
+func rawSendMetadata(agent handle, ip []byte, port uint16) Status {
+	return Status(C.nixlgo_send_md(C.uint64_t(agent), cstr(ip), C.uint16_t(port)))
+}
+
+func rawSendPartialMetadata(agent handle, mem MemType, descs []Desc, ip []byte, port uint16) Status {
+	return Status(C.nixlgo_send_partial_md(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), cstr(ip), C.uint16_t(port)))
+}
+
+func rawFetchMetadata(agent handle, remote, ip []byte, port uint16) Status {
+	return Status(C.nixlgo_fetch_md(C.uint64_t(agent), cstr(remote), cstr(ip), C.uint16_t(port)))
+}
+
+func rawInvalidateLocal(agent handle, ip []byte, port uint16) Status {
+	return Status(C.nixlgo_invalidate_local_md(C.uint64_t(agent), cstr(ip), C.uint16_t(port)))
+}
+
+// rawQuery takes what names each descriptor as uint32 length and bytes. It
+// returns for each "y", key, value, … or "n", and "" behind.
+func rawQuery(agent, backend handle, mem MemType, descs []Desc, metas []byte) ([]string, Status) {
+	var b C.nixlgo_bytes
+	s := Status(C.nixlgo_query(C.uint64_t(agent), C.uint64_t(backend), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)),
+		(*C.uint8_t)(unsafe.SliceData(metas)), &b))
+	return unpack(&b), s
 }
 
 func rawPrepare(agent handle, owner []byte, mem MemType, descs []Desc) (h handle, s Status) {
@@ -289,11 +353,82 @@ func rawListRelease(agent, list handle) Status {
 	return Status(C.nixlgo_list_release(C.uint64_t(agent), C.uint64_t(list)))
 }
 
-func rawMake(agent handle, op Op, local handle, li []int32, remote handle, ri []int32, o *TransferOptions) (h handle, s Status) {
+// rawOptions are optional arguments. The struct holds Go pointers, which stay pinned for the call.
+type rawOptions struct {
+	message, custom []byte
+	notify, noMerge bool
+	backend         handle
+}
+
+func (o *rawOptions) c(pin *runtime.Pinner) C.nixlgo_options {
+	c := C.nixlgo_options{
+		message_len: C.size_t(len(o.message)),
+		custom_len:  C.size_t(len(o.custom)),
+		backend:     C.uint64_t(o.backend),
+		notify:      cflag(o.notify),
+		skip_merge:  cflag(o.noMerge),
+	}
+	if len(o.message) > 0 {
+		pin.Pin(unsafe.SliceData(o.message))
+		c.message = unsafe.Pointer(unsafe.SliceData(o.message))
+	}
+	if len(o.custom) > 0 {
+		pin.Pin(unsafe.SliceData(o.custom))
+		c.custom = unsafe.Pointer(unsafe.SliceData(o.custom))
+	}
+	return c
+}
+
+func rawMake(agent handle, op Op, local handle, li []int32, remote handle, ri []int32, o *rawOptions) (h handle, s Status) {
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	c := o.c(&pin)
 	s = Status(C.nixlgo_make(C.uint64_t(agent), C.uint32_t(op), C.uint64_t(local), cindices(li), C.uint64_t(remote), cindices(ri),
-		C.size_t(len(li)), unsafe.Pointer(unsafe.SliceData(o.Notification)), C.size_t(len(o.Notification)),
-		cflag(o.notifies()), cflag(o.SkipMerge), (*C.uint64_t)(&h)))
+		C.size_t(len(li)), &c, (*C.uint64_t)(&h)))
 	return h, s
+}
+
+// rawCreate makes a request of two lists of equal length.
+func rawCreate(agent handle, op Op, localMem MemType, local []Desc, remoteMem MemType, remote []Desc, owner []byte, o *rawOptions) (h handle, s Status) {
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	c := o.c(&pin)
+	s = Status(C.nixlgo_create(C.uint64_t(agent), C.uint32_t(op), C.uint32_t(localMem), cdescs(local), C.uint32_t(remoteMem), cdescs(remote),
+		C.size_t(len(local)), cstr(owner), &c, (*C.uint64_t)(&h)))
+	return h, s
+}
+
+func rawTelemetry(agent, req handle) (t rawTimes, s Status) {
+	var c C.nixlgo_times
+	s = Status(C.nixlgo_telemetry(C.uint64_t(agent), C.uint64_t(req), &c))
+	return rawTimes{uint64(c.start_us), uint64(c.post_us), uint64(c.transfer_us), uint64(c.bytes), uint64(c.descs)}, s
+}
+
+func rawTransferBackend(agent, req handle) (pairs []string, mems uint64, s Status) {
+	var b C.nixlgo_bytes
+	s = Status(C.nixlgo_transfer_backend(C.uint64_t(agent), C.uint64_t(req), &b, (*C.uint64_t)(&mems)))
+	return unpack(&b), mems, s
+}
+
+func rawViewLocal(agent handle, mem MemType, descs []Desc, o *rawOptions) (h handle, s Status) {
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	c := o.c(&pin)
+	s = Status(C.nixlgo_view_local(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), &c, (*C.uint64_t)(&h)))
+	return h, s
+}
+
+// rawViewRemote takes the owners' names, each with NUL behind; an empty one is a placeholder.
+func rawViewRemote(agent handle, mem MemType, descs []Desc, owners []byte, o *rawOptions) (h handle, s Status) {
+	var pin runtime.Pinner
+	defer pin.Unpin()
+	c := o.c(&pin)
+	s = Status(C.nixlgo_view_remote(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), cstr(owners), &c, (*C.uint64_t)(&h)))
+	return h, s
+}
+
+func rawViewRelease(agent, view handle) Status {
+	return Status(C.nixlgo_view_release(C.uint64_t(agent), C.uint64_t(view)))
 }
 
 func rawPost(agent, req handle) Status {
@@ -313,8 +448,25 @@ func rawEstimate(agent, req handle) (micros, margin int64, s Status) {
 	return micros, margin, s
 }
 
-func rawNotify(agent handle, remote, message []byte) Status {
-	return Status(C.nixlgo_notify(C.uint64_t(agent), cstr(remote), unsafe.Pointer(unsafe.SliceData(message)), C.size_t(len(message))))
+var device sync.Mutex
+
+func rawDevice(addr uint64) (pointerInfo, error) {
+	device.Lock()
+	defer device.Unlock()
+	var c C.nixlgo_pointer
+	switch code := int(C.nixlgo_device(C.uint64_t(addr), &c)); code {
+	case 0:
+		return pointerInfo{c.device != 0, int(c.ordinal), uint64(c.start), uint64(c.size)}, nil
+	case C.NIXLGO_NO_DRIVER:
+		return pointerInfo{}, errNoDriver
+	default:
+		return pointerInfo{}, cudaError(C.GoString(c.call), code)
+	}
+}
+
+// rawNotify sends through the backend via, or any for 0.
+func rawNotify(agent handle, remote, message []byte, via handle) Status {
+	return Status(C.nixlgo_notify(C.uint64_t(agent), cstr(remote), unsafe.Pointer(unsafe.SliceData(message)), C.size_t(len(message)), C.uint64_t(via)))
 }
 
 // inbox is the C side of an agent's notifications: the map, and the buffer they are packed into.
@@ -323,8 +475,8 @@ type inbox struct{ c C.nixlgo_inbox }
 func (b *inbox) open() Status { return Status(C.nixlgo_inbox_open(&b.c)) }
 
 // drain fetches what arrived. The packed fields (sender, payload, …) are C memory, valid until the next call.
-func (b *inbox) drain(agent handle) (packed []byte, count int, s Status) {
-	s = Status(C.nixlgo_inbox_drain(C.uint64_t(agent), &b.c))
+func (b *inbox) drain(agent, via handle) (packed []byte, count int, s Status) {
+	s = Status(C.nixlgo_inbox_drain(C.uint64_t(agent), &b.c, C.uint64_t(via)))
 	return unsafe.Slice((*byte)(unsafe.Pointer(b.c.packed.data)), int(b.c.packed.len)), int(b.c.count), s
 }
 

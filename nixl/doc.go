@@ -84,6 +84,7 @@
 //	UCX_LOG_FILE=stderr             UCX prints on standard output otherwise
 //	UCX_TCP_USER_TIMEOUT=10s        silent packet loss becomes an error
 //	UCX_TCP_TX_SEG_SIZE=64K         faster large READs over TCP
+//	UCX_USE_MT_MUTEX=y              READs do not lose a core to a spin lock
 //	UCX_RCACHE_MAX_UNRELEASED=1024  bounds UCX's registration cache
 //	UCX_HANDLE_ERRORS=none          always, also over a user's value: with bt, a nil
 //	                                dereference in Go would kill the process

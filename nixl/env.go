@@ -29,6 +29,8 @@ var envDefaults = [...]EnvDefault{
 		Why: "silent packet loss becomes an error within about twice this time, instead of never"},
 	{Name: "UCX_TCP_TX_SEG_SIZE", Value: "64K",
 		Why: "READs of many MiB over TCP are 1.4 to 2.9 times faster than with the default"},
+	{Name: "UCX_USE_MT_MUTEX", Value: "y",
+		Why: "the progress thread and a polling thread share a lock; the default, a spin lock, takes a core from the READ"},
 	{Name: "UCX_RCACHE_MAX_UNRELEASED", Value: "1024",
 		Why: "bounds the registrations that UCX's cache keeps after their release"},
 }

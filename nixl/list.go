@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"fmt"
 	"math"
 	"runtime"
 )
@@ -69,53 +68,50 @@ func (a *Agent) PrepareRemote(remote string, mem MemType, descs []Desc) (*List, 
 }
 
 func (a *Agent) prepare(op, remote string, mem MemType, descs []Desc) (*List, error) {
-	if err := checkDescs(op, mem, descs); err != nil {
+	l, err := newList(a.s, op, remote, mem, descs)
+	if err != nil {
 		return nil, err
 	}
 	s := a.s
-	l := &list{a: s, mem: mem, remote: remote, n: len(descs)}
-	l.setLengths(descs)
 	if err := s.lock(op); err != nil {
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	owner := []byte{0}
-	if remote == "" || remote == s.name {
-		if err := l.holdRegistrations(op, descs); err != nil {
-			return nil, err
-		}
-	}
-	if remote != "" {
-		owner = cname(remote)
-	}
-	if remote != "" && remote != s.name {
-		l.peer = s.peers[remote]
-		if l.peer == nil {
-			return nil, &Error{Op: op, Remote: remote, Cause: ErrNotFound, Detail: "load the peer's metadata first"}
-		}
-		var last *remoteRange
-		for i, d := range descs {
-			if last != nil && last.covers(mem, d) {
-				continue
-			}
-			if last = l.peer.ranges.containing(mem, d); last == nil {
-				return nil, &Error{Op: op, Remote: remote, Cause: ErrInvalid,
-					Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, d, l.peer.ranges)}
-			}
-		}
+	if err := l.locate(op, descs); err != nil {
+		return nil, err
 	}
 	var st Status
-	l.h, st = rawPrepare(s.h, owner, mem, descs)
+	l.h, st = rawPrepare(s.h, cname(remote), mem, descs)
 	if st < 0 {
 		return nil, &Error{Op: op, Remote: remote, Status: st, Detail: "no common backend serves " + mem.String()}
 	}
-	for _, r := range l.regs {
-		r.uses++
-	}
+	l.hold()
 	s.lists[l] = struct{}{}
 	out := &List{s: l}
 	out.cleanup = runtime.AddCleanup(out, (*list).warnLeak, l)
 	return out, nil
+}
+
+// newList checks what needs no lock.
+func newList(s *agent, op, remote string, mem MemType, descs []Desc) (*list, error) {
+	if err := checkDescs(op, mem, descs); err != nil {
+		return nil, err
+	}
+	l := &list{a: s, mem: mem, remote: remote, n: len(descs)}
+	l.setLengths(descs)
+	return l, nil
+}
+
+// locate finds the memory that the descriptors lie in. a.mu is held.
+func (l *list) locate(op string, descs []Desc) error {
+	if l.remote == "" || l.remote == l.a.name {
+		return l.findRegistrations(op, descs)
+	}
+	l.peer = l.a.peer(l.remote)
+	if l.peer == nil {
+		return &Error{Op: op, Remote: l.remote, Cause: ErrNotFound, Detail: "load the peer's metadata first"}
+	}
+	return l.a.offers(op, l.peer, l.mem, descs)
 }
 
 // checkDescs refuses what no list can hold.
@@ -155,8 +151,8 @@ func (l *list) setLengths(descs []Desc) {
 	}
 }
 
-// holdRegistrations finds the registrations that the descriptors lie in.
-func (l *list) holdRegistrations(op string, descs []Desc) error {
+// findRegistrations finds the registrations that the descriptors lie in.
+func (l *list) findRegistrations(op string, descs []Desc) error {
 	var last *registration
 	seen := map[*registration]bool{}
 	for i, d := range descs {
@@ -194,6 +190,13 @@ func (l *List) Close() error {
 	st := rawListRelease(s.h, l.s.h) // freed whatever it answers
 	l.s.unhold()
 	return failed("release list", l.s.remote, st)
+}
+
+// hold keeps the registrations from being closed.
+func (l *list) hold() {
+	for _, r := range l.regs {
+		r.uses++
+	}
 }
 
 // unhold lets go of the registrations once neither the list nor a transfer needs them.

@@ -28,9 +28,11 @@ const metadataIntro = "nixlSerDes|"
 
 // frame is what a metadata blob says.
 type frame struct {
-	name   string
-	conns  []byte // the fields of all connections
-	ranges remoteRanges
+	name  string
+	conns []byte // the fields of all connections
+	// partial: there are none, so the blob only adds ranges to a peer that is known.
+	partial bool
+	ranges  remoteRanges
 }
 
 // remoteRange is memory that a peer offers.
@@ -133,7 +135,9 @@ func parseMetadata(blob []byte) (frame, error) {
 	r.rest = blob[len(metadataIntro):]
 	f := frame{name: r.text("Agent")}
 	conns := r.rest
-	for range r.count("Conns", 2*(1+8+1)) {
+	n := r.count("Conns", 2*(1+8+1))
+	f.partial = n == 0
+	for range n {
 		r.text("t")
 		if c := r.field("c"); r.err == nil && len(c) == 0 {
 			r.fail("a backend has no connection information")
@@ -242,6 +246,31 @@ func (rs remoteRanges) include(others remoteRanges) bool {
 		}
 	}
 	return true
+}
+
+// conflict returns one of the others that is here with another key, or nil.
+func (rs remoteRanges) conflict(others remoteRanges) *remoteRange {
+	for i := range others {
+		o := &others[i]
+		for _, r := range rs {
+			if r.mem == o.mem && r.Desc == o.Desc && r.key != o.key && r.backend() == o.backend() {
+				return o
+			}
+		}
+	}
+	return nil
+}
+
+func (r *remoteRange) backend() string {
+	name, _, _ := strings.Cut(r.key, "\x00")
+	return name
+}
+
+// union returns those of both, sorted.
+func (rs remoteRanges) union(others remoteRanges) remoteRanges {
+	all := slices.Concat(rs, others)
+	slices.SortFunc(all, func(a, b remoteRange) int { return a.compare(b) })
+	return slices.Compact(all)
 }
 
 func (rs remoteRanges) String() string {

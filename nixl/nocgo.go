@@ -31,24 +31,50 @@ func rawLocalMetadata(handle) ([]byte, Status)                      { return nil
 func rawLoadMetadata(handle, []byte) (string, Status)               { return "", statusLacks }
 func rawInvalidate(handle, []byte) Status                           { return statusLacks }
 func rawCheck(handle, []byte, MemType, []Desc) Status               { return statusLacks }
-func rawConnect(handle, []byte) Status                              { return statusLacks }
+func rawConnect(handle, []byte, handle) Status                      { return statusLacks }
 func rawPrepare(handle, []byte, MemType, []Desc) (handle, Status)   { return 0, statusLacks }
 func rawListRelease(handle, handle) Status                          { return statusLacks }
 
-func rawMake(handle, Op, handle, []int32, handle, []int32, *TransferOptions) (handle, Status) {
+func rawMake(handle, Op, handle, []int32, handle, []int32, *rawOptions) (handle, Status) {
 	return 0, statusLacks
 }
 
-func rawPost(handle, handle) Status           { return statusLacks }
-func rawPoll(handle, []pollItem)              {}
-func rawRelease(handle, handle) Status        { return statusLacks }
-func rawNotify(handle, []byte, []byte) Status { return statusLacks }
+func rawPost(handle, handle) Status                   { return statusLacks }
+func rawPoll(handle, []pollItem)                      {}
+func rawRelease(handle, handle) Status                { return statusLacks }
+func rawNotify(handle, []byte, []byte, handle) Status { return statusLacks }
 
 func rawEstimate(handle, handle) (int64, int64, Status) { return 0, 0, statusLacks }
 
+type rawOptions struct {
+	message, custom []byte
+	notify, noMerge bool
+	backend         handle
+}
+
+func rawCreate(handle, Op, MemType, []Desc, MemType, []Desc, []byte, *rawOptions) (handle, Status) {
+	return 0, statusLacks
+}
+
+func rawPartialMetadata(handle, MemType, []Desc) ([]byte, Status)           { return nil, statusLacks }
+func rawSendMetadata(handle, []byte, uint16) Status                         { return statusLacks }
+func rawSendPartialMetadata(handle, MemType, []Desc, []byte, uint16) Status { return statusLacks }
+func rawFetchMetadata(handle, []byte, []byte, uint16) Status                { return statusLacks }
+func rawInvalidateLocal(handle, []byte, uint16) Status                      { return statusLacks }
+func rawQuery(handle, handle, MemType, []Desc, []byte) ([]string, Status)   { return nil, statusLacks }
+func rawTelemetry(handle, handle) (rawTimes, Status)                        { return rawTimes{}, statusLacks }
+func rawTransferBackend(handle, handle) ([]string, uint64, Status)          { return nil, 0, statusLacks }
+func rawViewLocal(handle, MemType, []Desc, *rawOptions) (handle, Status)    { return 0, statusLacks }
+func rawViewRemote(handle, MemType, []Desc, []byte, *rawOptions) (handle, Status) {
+	return 0, statusLacks
+}
+func rawViewRelease(handle, handle) Status { return statusLacks }
+
+func rawDevice(uint64) (pointerInfo, error) { return pointerInfo{}, errors.New(noCgo) }
+
 type inbox struct{}
 
-func (*inbox) open() Status                       { return statusLacks }
-func (*inbox) drain(handle) ([]byte, int, Status) { return nil, 0, statusLacks }
-func (*inbox) trim(int)                           {}
-func (*inbox) close()                             {}
+func (*inbox) open() Status                               { return statusLacks }
+func (*inbox) drain(handle, handle) ([]byte, int, Status) { return nil, 0, statusLacks }
+func (*inbox) trim(int)                                   {}
+func (*inbox) close()                                     {}

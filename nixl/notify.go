@@ -18,7 +18,10 @@ type Notification struct {
 // Implements:
 //
 //	nixl_capi_gen_notif
-func (a *Agent) Notify(remote string, msg []byte) error {
+func (a *Agent) Notify(remote string, msg []byte) error { return a.s.notify(remote, msg, 0) }
+
+// notify goes through the backend via, or any for 0.
+func (s *agent) notify(remote string, msg []byte, via handle) error {
 	const op = "notify"
 	if err := checkName(op, remote); err != nil {
 		return err
@@ -26,7 +29,6 @@ func (a *Agent) Notify(remote string, msg []byte) error {
 	if len(msg) > math.MaxInt32 {
 		return invalid(op, "the message has %d bytes", len(msg))
 	}
-	s := a.s
 	if err := s.lock(op); err != nil {
 		return err
 	}
@@ -37,14 +39,25 @@ func (a *Agent) Notify(remote string, msg []byte) error {
 	} else {
 		name = cname(remote)
 	}
-	switch st := rawNotify(s.h, name, msg); {
+	switch st := rawNotify(s.h, name, msg, via); {
 	case st >= 0:
 		return nil
+	case st == StatusBackend && via != 0:
+		return viaError(op, remote, rawCheck(s.h, name, DRAM, nil))
 	case st == StatusBackend && len(s.backends) > 0:
 		return s.peerError(op, remote)
 	default:
 		return failed(op, remote, st)
 	}
+}
+
+// viaError explains a backend error of a call that named the backend; known says
+// whether the library knows the peer.
+func viaError(op, remote string, known Status) error {
+	if known == StatusNotFound {
+		return failed(op, remote, known)
+	}
+	return &Error{Op: op, Remote: remote, Status: StatusBackend, Detail: "the backend carries no notifications, as those for files, or the peer is gone"}
 }
 
 const (
@@ -62,19 +75,26 @@ const (
 //	nixl_capi_get_notifs, nixl_capi_notif_map_size, nixl_capi_notif_map_get_agent_at,
 //	nixl_capi_notif_map_get_notifs_size, nixl_capi_notif_map_get_notif, nixl_capi_notif_map_clear
 func (a *Agent) Notifications(dst []Notification) ([]Notification, error) {
+	return a.s.notifications(dst, 0)
+}
+
+// notifications drains the backend from, or all for 0.
+func (s *agent) notifications(dst []Notification, from handle) ([]Notification, error) {
 	const op = "get notifications"
-	s := a.s
 	if err := s.lock(op); err != nil {
 		return dst, err
 	}
 	defer s.mu.Unlock()
-	packed, count, st := s.inbox.drain(s.h)
+	packed, count, st := s.inbox.drain(s.h, from)
 	if count > 0 {
 		dst = s.unpackInbox(dst, packed, count)
 		s.inbox.trim(keepInbox)
 	}
 	if st == StatusBackend && len(s.backends) == 0 {
 		return dst, invalid(op, "the agent has no backend yet: call CreateBackend first")
+	}
+	if st == StatusBackend && from != 0 {
+		return dst, &Error{Op: op, Status: st, Detail: "the backend carries no notifications"}
 	}
 	return dst, failed(op, "", st)
 }

@@ -17,6 +17,46 @@ type peer struct {
 	active int    // transfers in flight
 	failed bool   // a transfer ended with a transport error
 	gone   bool   // replaced, invalidated, or dropped by the library
+	// fetched: the library's listener or store loaded it, so ranges and conns are not known here.
+	fetched bool
+}
+
+// peer returns the peer of that name, also one that the library loaded by
+// itself (see FetchRemote), or nil. s.mu is held.
+func (s *agent) peer(name string) *peer {
+	p := s.peers[name]
+	if p == nil || p.fetched {
+		if known := rawCheck(s.h, cname(name), DRAM, nil) == StatusSuccess; p != nil && !known {
+			p.gone = true
+			delete(s.peers, name)
+			p = nil
+		} else if p == nil && known {
+			p = &peer{name: name, cname: cname(name), fetched: true}
+			s.peers[name] = p
+		}
+	}
+	return p
+}
+
+// offers finds the descriptors in what the peer offers. s.mu is held.
+func (s *agent) offers(op string, p *peer, mem MemType, descs []Desc) error {
+	if p.fetched {
+		if st := rawCheck(s.h, p.cname, mem, descs); st < 0 {
+			return &Error{Op: op, Remote: p.name, Status: st, Cause: ErrInvalid, Detail: "a descriptor is outside of what the peer offers"}
+		}
+		return nil
+	}
+	var last *remoteRange
+	for i, d := range descs {
+		if last != nil && last.covers(mem, d) {
+			continue
+		}
+		if last = p.ranges.containing(mem, d); last == nil {
+			return &Error{Op: op, Remote: p.name, Cause: ErrInvalid,
+				Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, d, p.ranges)}
+		}
+	}
+	return nil
 }
 
 // LocalMetadata returns what peers need to reach this agent: connection
@@ -49,7 +89,8 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 // socket on both sides. So is one that only offers more memory than before. Any
 // other replaces the old metadata: lists and transfers made from that are then
 // ErrStale, and the replacement is refused with ErrActive while a transfer to
-// the peer is active.
+// the peer is active. Metadata of single registrations (see PartialMetadata)
+// adds to what is loaded; without that, it is ErrNotFound.
 //
 // Implements:
 //
@@ -69,7 +110,10 @@ func (a *Agent) LoadRemote(blob []byte) (name string, err error) {
 		return "", err
 	}
 	defer s.mu.Unlock()
-	if old := s.peers[f.name]; old != nil {
+	if f.partial {
+		return f.name, s.extend(op, p, blob)
+	}
+	if old := s.peer(f.name); old != nil {
 		known := rawCheck(s.h, old.cname, DRAM, nil) == StatusSuccess
 		if known && old.digest == p.digest {
 			return f.name, nil
@@ -99,6 +143,29 @@ func (a *Agent) LoadRemote(blob []byte) (name string, err error) {
 	}
 	s.peers[f.name] = p
 	return f.name, nil
+}
+
+// extend loads metadata of single registrations. s.mu is held.
+func (s *agent) extend(op string, more *peer, blob []byte) error {
+	p := s.peer(more.name)
+	switch {
+	case p == nil:
+		return &Error{Op: op, Remote: more.name, Cause: ErrNotFound, Detail: "this metadata has no connection information; load the peer's LocalMetadata, or PartialMetadata of nothing, first"}
+	case p.fetched:
+		return &Error{Op: op, Remote: more.name, Cause: ErrInvalid, Detail: "the library fetched this peer by itself; fetch the rest, too"}
+	}
+	if r := p.ranges.conflict(more.ranges); r != nil {
+		return &Error{Op: op, Remote: more.name, Cause: ErrInvalid, Detail: fmt.Sprintf("%s%v was registered anew; load the peer's LocalMetadata", r.mem, r.Desc)}
+	}
+	if _, st := rawLoadMetadata(s.h, blob); st < 0 {
+		if rawCheck(s.h, p.cname, DRAM, nil) != StatusSuccess {
+			s.drop(p)
+		}
+		return &Error{Op: op, Remote: more.name, Status: st, Detail: "the metadata is damaged"}
+	}
+	p.ranges = p.ranges.union(more.ranges)
+	p.digest = [sha256.Size]byte{} // no blob says all that is loaded now
+	return nil
 }
 
 // drop ends a peer in the library and here. s.mu is held.
@@ -172,17 +239,19 @@ func (a *Agent) CheckRemote(name string, mem MemType, descs []Desc) error {
 // Implements:
 //
 //	nixl_capi_agent_make_connection
-func (a *Agent) Connect(name string) error {
+func (a *Agent) Connect(name string) error { return a.s.connect(name, 0) }
+
+// connect goes through the backend via, or all for 0.
+func (s *agent) connect(name string, via handle) error {
 	const op = "connect"
 	if err := checkName(op, name); err != nil {
 		return err
 	}
-	s := a.s
 	if err := s.lock(op); err != nil {
 		return err
 	}
 	defer s.mu.Unlock()
-	st := rawConnect(s.h, cname(name))
+	st := rawConnect(s.h, cname(name), via)
 	if st == StatusBackend {
 		return s.peerError(op, name)
 	}

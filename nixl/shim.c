@@ -154,10 +154,9 @@ int nixlgo_plugins(uint64_t agent, nixlgo_bytes *names) {
     return s;
 }
 
-/* Packs key, value, key, value, … and the memory types as a bit set; ends both lists. */
-static int unpack_params(nx_params params, nx_mem_list list, nixlgo_bytes *out, uint64_t *mems) {
+/* Packs key, value, key, value, … */
+static int pack_params(nx_params params, nixlgo_bytes *out) {
     bool empty = true, more;
-    size_t n = 0;
     nx_param_iter it = NULL;
     int s = api.params_is_empty(params, &empty);
     if (!s && !empty)
@@ -176,6 +175,13 @@ static int unpack_params(nx_params params, nx_mem_list list, nixlgo_bytes *out, 
         } while (!s && more);
         api.params_destroy_iterator(it);
     }
+    return s;
+}
+
+/* Packs the parameters, and the memory types as a bit set; ends both lists. */
+static int unpack_params(nx_params params, nx_mem_list list, nixlgo_bytes *out, uint64_t *mems) {
+    size_t n = 0;
+    int s = pack_params(params, out);
     *mems = 0;
     if (!s)
         s = api.mem_list_size(list, &n);
@@ -228,6 +234,19 @@ int nixlgo_backend_destroy(uint64_t backend) {
     return api.destroy_backend((nx_backend)(uintptr_t)backend);
 }
 
+/* Optional arguments that name a backend; none for 0. */
+static int backend_args(uint64_t backend, nx_opt_args *out) {
+    if (!backend)
+        return 0;
+    int s = api.create_opt_args(out);
+    return s ? s : api.opt_args_add_backend(*out, (nx_backend)(uintptr_t)backend);
+}
+
+static void end_args(nx_opt_args args) {
+    if (args)
+        api.destroy_opt_args(args);
+}
+
 /* Registration */
 
 static int with_region(uint64_t agent, const nixlgo_region *r,
@@ -244,8 +263,7 @@ static int with_region(uint64_t agent, const nixlgo_region *r,
         s = api.opt_args_add_backend(args, (nx_backend)(uintptr_t)r->backends[i]);
     if (!s)
         s = call((nx_agent)(uintptr_t)agent, list, args);
-    if (args)
-        api.destroy_opt_args(args);
+    end_args(args);
     api.destroy_reg_dlist(list);
     return s;
 }
@@ -256,6 +274,71 @@ int nixlgo_register(uint64_t agent, const nixlgo_region *r) {
 
 int nixlgo_deregister(uint64_t agent, const nixlgo_region *r) {
     return with_region(agent, r, api.deregister_mem);
+}
+
+/* items are meta_len and bytes (see pack) of each descriptor, or NULL for none. */
+static int build_regs(uint32_t mem, const nixlgo_desc *d, size_t n, const uint8_t *metas, nx_reg_dlist *out) {
+    int s = api.create_reg_dlist(mem, out);
+    for (size_t i = 0; !s && i < n; i++) {
+        uint32_t len = 0;
+        if (metas) {
+            memcpy(&len, metas, sizeof len);
+            metas += sizeof len;
+        }
+        s = api.reg_dlist_add_desc(*out, (uintptr_t)d[i].addr, d[i].len, d[i].dev, len ? metas : NULL, len);
+        if (metas)
+            metas += len;
+    }
+    if (s && *out) {
+        api.destroy_reg_dlist(*out);
+        *out = NULL;
+    }
+    return s;
+}
+
+/* Packs for each descriptor "y" and its parameters, or "n", and an empty field. */
+int nixlgo_query(uint64_t agent, uint64_t backend, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                 const uint8_t *metas, nixlgo_bytes *out) {
+    nx_reg_dlist list = NULL;
+    nx_query_list answers = NULL;
+    nx_opt_args args = NULL;
+    size_t count = 0;
+    NEED(query_mem)
+    NEED(create_query_resp_list)
+    NEED(destroy_query_resp_list)
+    NEED(query_resp_list_size)
+    NEED(query_resp_list_has_value)
+    NEED(query_resp_list_get_params)
+    int s = build_regs(mem, descs, n, metas, &list);
+    if (!s)
+        s = api.create_query_resp_list(&answers);
+    if (!s)
+        s = backend_args(backend, &args);
+    if (!s)
+        s = api.query_mem((nx_agent)(uintptr_t)agent, list, answers, args);
+    if (!s)
+        s = api.query_resp_list_size(answers, &count);
+    for (size_t i = 0; !s && i < count; i++) {
+        bool known = false;
+        nx_params params = NULL;
+        s = api.query_resp_list_has_value(answers, i, &known);
+        if (!s)
+            s = pack(out, known ? "y" : "n", 1);
+        if (!s && known)
+            s = api.query_resp_list_get_params(answers, i, &params);
+        if (params) {
+            s = pack_params(params, out);
+            api.destroy_params(params);
+        }
+        if (!s)
+            s = pack(out, "", 0);
+    }
+    end_args(args);
+    if (answers)
+        api.destroy_query_resp_list(answers);
+    if (list)
+        api.destroy_reg_dlist(list);
+    return s;
 }
 
 /* Metadata */
@@ -295,8 +378,82 @@ int nixlgo_check_md(uint64_t agent, const char *remote, uint32_t mem, const nixl
     return s;
 }
 
-int nixlgo_connect(uint64_t agent, const char *remote) {
-    return api.agent_make_connection((nx_agent)(uintptr_t)agent, remote, NULL);
+int nixlgo_connect(uint64_t agent, const char *remote, uint64_t backend) {
+    nx_opt_args args = NULL;
+    int s = backend_args(backend, &args);
+    if (!s)
+        s = api.agent_make_connection((nx_agent)(uintptr_t)agent, remote, args);
+    end_args(args);
+    return s;
+}
+
+int nixlgo_partial_md(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, void **data, size_t *len) {
+    nx_reg_dlist list = NULL;
+    NEED(get_local_partial_md)
+    int s = build_regs(mem, descs, n, NULL, &list);
+    if (s)
+        return s;
+    s = api.get_local_partial_md((nx_agent)(uintptr_t)agent, list, data, len, NULL);
+    api.destroy_reg_dlist(list);
+    return s;
+}
+
+/* Where metadata goes: a listener, or the central store for an empty address. */
+static int address_args(const char *ip, uint16_t port, nx_opt_args *out) {
+    if (!*ip)
+        return 0;
+    NEED(opt_args_set_ip_addr)
+    NEED(opt_args_set_port)
+    int s = api.create_opt_args(out);
+    if (!s)
+        s = api.opt_args_set_ip_addr(*out, ip);
+    return s ? s : api.opt_args_set_port(*out, port);
+}
+
+int nixlgo_send_md(uint64_t agent, const char *ip, uint16_t port) {
+    nx_opt_args args = NULL;
+    NEED(send_local_md)
+    int s = address_args(ip, port, &args);
+    if (!s)
+        s = api.send_local_md((nx_agent)(uintptr_t)agent, args);
+    end_args(args);
+    return s;
+}
+
+int nixlgo_send_partial_md(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, const char *ip,
+                           uint16_t port) {
+    nx_reg_dlist list = NULL;
+    nx_opt_args args = NULL;
+    NEED(send_local_partial_md)
+    int s = address_args(ip, port, &args);
+    if (!s)
+        s = build_regs(mem, descs, n, NULL, &list);
+    if (!s)
+        s = api.send_local_partial_md((nx_agent)(uintptr_t)agent, list, args);
+    if (list)
+        api.destroy_reg_dlist(list);
+    end_args(args);
+    return s;
+}
+
+int nixlgo_fetch_md(uint64_t agent, const char *remote, const char *ip, uint16_t port) {
+    nx_opt_args args = NULL;
+    NEED(fetch_remote_md)
+    int s = address_args(ip, port, &args);
+    if (!s)
+        s = api.fetch_remote_md((nx_agent)(uintptr_t)agent, remote, args);
+    end_args(args);
+    return s;
+}
+
+int nixlgo_invalidate_local_md(uint64_t agent, const char *ip, uint16_t port) {
+    nx_opt_args args = NULL;
+    NEED(invalidate_local_md)
+    int s = address_args(ip, port, &args);
+    if (!s)
+        s = api.invalidate_local_md((nx_agent)(uintptr_t)agent, args);
+    end_args(args);
+    return s;
 }
 
 /* Prepared lists and transfers */
@@ -318,26 +475,59 @@ int nixlgo_list_release(uint64_t agent, uint64_t list) {
     return api.release_xfer_dlist_handle((nx_agent)(uintptr_t)agent, (nx_prepped)(uintptr_t)list);
 }
 
+static int transfer_args(const nixlgo_options *o, nx_opt_args *out) {
+    if (!o->notify && !o->skip_merge && !o->backend && !o->custom_len)
+        return 0;
+    if (o->custom_len) {
+        NEED(opt_args_set_custom_param)
+    }
+    int s = api.create_opt_args(out);
+    if (!s && o->notify) { /* the message first: the flag decides whether an empty one is sent */
+        s = api.opt_args_set_notif_msg(*out, o->message, o->message_len);
+        if (!s)
+            s = api.opt_args_set_has_notif(*out, true);
+    }
+    if (!s && o->skip_merge)
+        s = api.opt_args_set_skip_desc_merge(*out, true);
+    if (!s && o->backend)
+        s = api.opt_args_add_backend(*out, (nx_backend)(uintptr_t)o->backend);
+    if (!s && o->custom_len)
+        s = api.opt_args_set_custom_param(*out, o->custom, o->custom_len);
+    return s;
+}
+
 int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
-                const int32_t *ri, size_t n, const void *message, size_t message_len, int notify,
-                int skip_merge, uint64_t *out) {
+                const int32_t *ri, size_t n, const nixlgo_options *options, uint64_t *out) {
     nx_opt_args args = NULL;
     nx_req req = NULL;
-    int s = 0;
-    if (notify || skip_merge)
-        s = api.create_opt_args(&args);
-    if (!s && notify) { /* the message first: the flag decides whether an empty one is sent */
-        s = api.opt_args_set_notif_msg(args, message, message_len);
-        if (!s)
-            s = api.opt_args_set_has_notif(args, true);
-    }
-    if (!s && skip_merge)
-        s = api.opt_args_set_skip_desc_merge(args, true);
+    int s = transfer_args(options, &args);
     if (!s)
         s = api.make_xfer_req((nx_agent)(uintptr_t)agent, op, (nx_prepped)(uintptr_t)local, li, n,
                               (nx_prepped)(uintptr_t)remote, ri, n, &req, args);
-    if (args)
-        api.destroy_opt_args(args);
+    end_args(args);
+    *out = (uintptr_t)req;
+    return s;
+}
+
+int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_desc *local, uint32_t remote_mem,
+                  const nixlgo_desc *remote, size_t n, const char *owner, const nixlgo_options *options,
+                  uint64_t *out) {
+    nx_opt_args args = NULL;
+    nx_xfer_dlist ours = NULL, theirs = NULL;
+    nx_req req = NULL;
+    NEED(create_xfer_req)
+    int s = transfer_args(options, &args);
+    if (!s)
+        s = build(local_mem, local, n, &ours);
+    if (!s)
+        s = build(remote_mem, remote, n, &theirs);
+    if (!s)
+        s = api.create_xfer_req((nx_agent)(uintptr_t)agent, op, ours, theirs, owner, &req, args);
+    if (ours)
+        api.destroy_xfer_dlist(ours);
+    if (theirs)
+        api.destroy_xfer_dlist(theirs);
+    end_args(args);
     *out = (uintptr_t)req;
     return s;
 }
@@ -364,11 +554,92 @@ int nixlgo_estimate(uint64_t agent, uint64_t req, int64_t *duration_us, int64_t 
                                   &method);
 }
 
+int nixlgo_telemetry(uint64_t agent, uint64_t req, nixlgo_times *out) {
+    nx_telemetry t = {0};
+    NEED(get_xfer_telemetry)
+    int s = api.get_xfer_telemetry((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req, &t);
+    *out = (nixlgo_times){t.start_time_us, t.post_duration_us, t.xfer_duration_us, t.total_bytes, t.desc_count};
+    return s;
+}
+
+/* Tells the backend by its parameters and memory types: its handle is a new shell, equal to no other. */
+int nixlgo_transfer_backend(uint64_t agent, uint64_t req, nixlgo_bytes *params, uint64_t *mems) {
+    nx_backend b = NULL;
+    NEED(query_xfer_backend)
+    int s = api.query_xfer_backend((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req, &b);
+    if (s)
+        return s;
+    s = nixlgo_backend_params(agent, (uintptr_t)b, params, mems);
+    api.destroy_backend(b);
+    return s;
+}
+
+/* Memory views */
+
+static int view_args(const nixlgo_options *o, nx_opt_args *args) {
+    NEED(release_mem_view)
+    return transfer_args(o, args);
+}
+
+int nixlgo_view_local(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                      const nixlgo_options *options, uint64_t *out) {
+    nx_xfer_dlist list = NULL;
+    nx_opt_args args = NULL;
+    nx_mem_view view = NULL;
+    NEED(prep_mem_view_local)
+    int s = view_args(options, &args);
+    if (!s)
+        s = build(mem, descs, n, &list);
+    if (!s)
+        s = api.prep_mem_view_local((nx_agent)(uintptr_t)agent, list, &view, args);
+    if (list)
+        api.destroy_xfer_dlist(list);
+    end_args(args);
+    *out = (uintptr_t)view;
+    return s;
+}
+
+/* owners: a name and NUL for each descriptor; an empty name is a placeholder. */
+int nixlgo_view_remote(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, const char *owners,
+                       const nixlgo_options *options, uint64_t *out) {
+    nx_remote_dlist list = NULL;
+    nx_opt_args args = NULL;
+    nx_mem_view view = NULL;
+    NEED(prep_mem_view_remote)
+    NEED(create_remote_dlist)
+    NEED(destroy_remote_dlist)
+    NEED(remote_dlist_add_desc)
+    int s = view_args(options, &args);
+    if (!s)
+        s = api.create_remote_dlist(mem, &list);
+    for (size_t i = 0; !s && i < n; i++) {
+        s = api.remote_dlist_add_desc(list, (uintptr_t)descs[i].addr, descs[i].len, descs[i].dev,
+                                      *owners ? owners : NULL);
+        owners += strlen(owners) + 1;
+    }
+    if (!s)
+        s = api.prep_mem_view_remote((nx_agent)(uintptr_t)agent, list, &view, args);
+    if (list)
+        api.destroy_remote_dlist(list);
+    end_args(args);
+    *out = (uintptr_t)view;
+    return s;
+}
+
+int nixlgo_view_release(uint64_t agent, uint64_t view) {
+    NEED(release_mem_view)
+    return api.release_mem_view((nx_agent)(uintptr_t)agent, (nx_mem_view)(uintptr_t)view);
+}
+
 /* Notifications */
 
-int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len) {
-    /* The library builds a std::string from the pointer, which must not be NULL. */
-    return api.gen_notif((nx_agent)(uintptr_t)agent, remote, message ? message : "", len, NULL);
+int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len, uint64_t backend) {
+    nx_opt_args args = NULL;
+    int s = backend_args(backend, &args);
+    if (!s) /* the library builds a std::string from the pointer, which must not be NULL */
+        s = api.gen_notif((nx_agent)(uintptr_t)agent, remote, message ? message : "", len, args);
+    end_args(args);
+    return s;
 }
 
 int nixlgo_inbox_open(nixlgo_inbox *box) {
@@ -378,12 +649,16 @@ int nixlgo_inbox_open(nixlgo_inbox *box) {
     return s;
 }
 
-int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box) {
+int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend) {
     nx_notif_map map = (nx_notif_map)(uintptr_t)box->map;
     size_t senders = 0;
     box->packed.len = 0;
     box->count = 0;
-    int got = api.get_notifs((nx_agent)(uintptr_t)agent, map, NULL);
+    nx_opt_args args = NULL;
+    int got = backend_args(backend, &args);
+    if (!got)
+        got = api.get_notifs((nx_agent)(uintptr_t)agent, map, args);
+    end_args(args);
     int s = api.notif_map_size(map, &senders);
     for (size_t i = 0; !s && i < senders; i++) {
         const char *from = NULL;

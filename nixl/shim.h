@@ -47,6 +47,29 @@ typedef struct {
     size_t backend_count;
 } nixlgo_region;
 
+/* Optional arguments of a transfer or a view. */
+typedef struct {
+    const void *message;
+    size_t message_len;
+    const void *custom;
+    size_t custom_len;
+    uint64_t backend;
+    int notify, skip_merge;
+} nixlgo_options;
+
+typedef struct {
+    uint64_t start_us, post_us, transfer_us, bytes, descs;
+} nixlgo_times;
+
+/* What the CUDA driver says about an address; call is the one that failed. */
+typedef struct {
+    const char *call;
+    int device, ordinal;
+    uint64_t start, size;
+} nixlgo_pointer;
+#define NIXLGO_NO_DRIVER (-1)
+int nixlgo_device(uint64_t addr, nixlgo_pointer *out);
+
 int nixlgo_load(const char *path, char *message, size_t size);
 const char *nixlgo_function_name(int index);
 int nixlgo_function_missing(int index);
@@ -72,23 +95,42 @@ int nixlgo_local_md(uint64_t agent, void **data, size_t *len);
 int nixlgo_load_md(uint64_t agent, const void *blob, size_t len, char **name);
 int nixlgo_invalidate_md(uint64_t agent, const char *remote);
 int nixlgo_check_md(uint64_t agent, const char *remote, uint32_t mem, const nixlgo_desc *descs, size_t n);
-int nixlgo_connect(uint64_t agent, const char *remote);
+int nixlgo_connect(uint64_t agent, const char *remote, uint64_t backend);
+int nixlgo_partial_md(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, void **data, size_t *len);
+int nixlgo_send_md(uint64_t agent, const char *ip, uint16_t port);
+int nixlgo_send_partial_md(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, const char *ip,
+                           uint16_t port);
+int nixlgo_fetch_md(uint64_t agent, const char *remote, const char *ip, uint16_t port);
+int nixlgo_invalidate_local_md(uint64_t agent, const char *ip, uint16_t port);
+int nixlgo_query(uint64_t agent, uint64_t backend, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                 const uint8_t *metas, nixlgo_bytes *answers);
 
 int nixlgo_prepare(uint64_t agent, const char *owner, uint32_t mem, const nixlgo_desc *descs, size_t n,
                    uint64_t *list);
 int nixlgo_list_release(uint64_t agent, uint64_t list);
 
 int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
-                const int32_t *ri, size_t n, const void *message, size_t message_len, int notify,
-                int skip_merge, uint64_t *req);
+                const int32_t *ri, size_t n, const nixlgo_options *options, uint64_t *req);
+int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_desc *local, uint32_t remote_mem,
+                  const nixlgo_desc *remote, size_t n, const char *owner, const nixlgo_options *options,
+                  uint64_t *req);
 int nixlgo_post(uint64_t agent, uint64_t req);
 void nixlgo_poll(uint64_t agent, nixlgo_poll_item *items, size_t n);
 int nixlgo_release(uint64_t agent, uint64_t req);
 int nixlgo_estimate(uint64_t agent, uint64_t req, int64_t *duration_us, int64_t *margin_us);
 
-int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len);
+int nixlgo_telemetry(uint64_t agent, uint64_t req, nixlgo_times *out);
+int nixlgo_transfer_backend(uint64_t agent, uint64_t req, nixlgo_bytes *params, uint64_t *mems);
+
+int nixlgo_view_local(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n,
+                      const nixlgo_options *options, uint64_t *view);
+int nixlgo_view_remote(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, size_t n, const char *owners,
+                       const nixlgo_options *options, uint64_t *view);
+int nixlgo_view_release(uint64_t agent, uint64_t view);
+
+int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len, uint64_t backend);
 int nixlgo_inbox_open(nixlgo_inbox *box);
-int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box);
+int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend);
 void nixlgo_inbox_close(nixlgo_inbox *box);
 
 #endif

@@ -47,7 +47,8 @@ func (s Status) Error() string {
 		return t + " (" + strconv.Itoa(int(s)) + ")"
 	}
 	if s <= statusLacks {
-		return functionName(int(statusLacks-s)) + " is not in the loaded library"
+		name := functionName(int(statusLacks - s))
+		return name + " is not in the loaded library; the first with it is NIXL " + firstVersion(name)
 	}
 	return "status " + strconv.Itoa(int(s))
 }
@@ -96,6 +97,17 @@ var (
 	// ErrStub: the library was built without NIXL behind it.
 	ErrStub = errors.New("stub library without NIXL behind it")
 )
+
+// firstVersion returns the first release of NIXL that has a function of the C API.
+func firstVersion(name string) string {
+	switch strings.TrimPrefix(name, "nixl_capi_") {
+	case "opt_args_set_custom_param", "opt_args_get_custom_param",
+		"create_remote_dlist", "destroy_remote_dlist", "remote_dlist_add_desc",
+		"prep_mem_view_local", "prep_mem_view_remote", "release_mem_view":
+		return "1.5.0"
+	}
+	return "0.10.1 or older"
+}
 
 type closedError struct{}
 

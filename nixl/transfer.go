@@ -36,9 +36,27 @@ type TransferOptions struct {
 	// SkipMerge keeps the library from joining descriptors that are contiguous
 	// on both sides. Merging is what makes long lists fast.
 	SkipMerge bool
+	// Backend carries the transfer. Nil leaves the choice to the library.
+	Backend *Backend
+	// Custom is a parameter that the backend defines: "worker_id=1" picks a
+	// worker of UCX, for instance. The library has it from NIXL 1.5.0 on.
+	Custom []byte
 }
 
-func (o *TransferOptions) notifies() bool { return o.Notify || len(o.Notification) > 0 }
+// raw checks the options and turns them into those that cross.
+func (o *TransferOptions) raw(op string, s *agent) (*rawOptions, error) {
+	if len(o.Notification) > math.MaxInt32 || len(o.Custom) > math.MaxInt32 {
+		return nil, invalid(op, "the notification has %d bytes, the custom parameter %d", len(o.Notification), len(o.Custom))
+	}
+	r := &rawOptions{message: o.Notification, custom: o.Custom, notify: o.Notify || len(o.Notification) > 0, noMerge: o.SkipMerge}
+	if o.Backend != nil {
+		if o.Backend.a != s {
+			return nil, invalid(op, "the backend belongs to another agent")
+		}
+		r.backend = o.Backend.h
+	}
+	return r, nil
+}
 
 // State is where a transfer stands.
 type State int32
@@ -105,7 +123,8 @@ type pollItem struct {
 // Implements:
 //
 //	nixl_capi_make_xfer_req, nixl_capi_create_opt_args, nixl_capi_opt_args_set_notif_msg,
-//	nixl_capi_opt_args_set_has_notif, nixl_capi_opt_args_set_skip_desc_merge
+//	nixl_capi_opt_args_set_has_notif, nixl_capi_opt_args_set_skip_desc_merge,
+//	nixl_capi_opt_args_add_backend, nixl_capi_opt_args_set_custom_param
 func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, error) {
 	const what = "make transfer"
 	if op != Read && op != Write {
@@ -121,8 +140,9 @@ func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []i
 	if l.remote != "" || r.remote == "" {
 		return nil, invalid(what, "the first list must be local and the second remote")
 	}
-	if len(o.Notification) > math.MaxInt32 {
-		return nil, invalid(what, "the notification has %d bytes", len(o.Notification))
+	options, err := o.raw(what, s)
+	if err != nil {
+		return nil, err
 	}
 	li, ri = l.indices(li), r.indices(ri)
 	bytes, err := pair(what, l, li, r, ri)
@@ -136,23 +156,43 @@ func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []i
 	if l.closed || r.closed {
 		return nil, &Error{Op: what, Remote: r.remote, Cause: ErrClosed, Detail: "a list is closed"}
 	}
-	if r.peer != nil && r.peer.gone {
+	if r.left() {
 		return nil, stale(what, r.remote)
 	}
-	h, st := rawMake(s.h, op, l.h, li, r.h, ri, &o)
+	h, st := rawMake(s.h, op, l.h, li, r.h, ri, options)
 	if st < 0 {
-		if st == StatusBackend {
-			return nil, s.peerError(what, r.remote)
-		}
-		return nil, failed(what, r.remote, st)
+		return nil, s.refused(what, r, options, st)
 	}
-	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}
-	l.uses++
-	r.uses++
-	s.transfers[t] = struct{}{}
+	return adopt(&transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}), nil
+}
+
+// refused explains why a request of sound arguments was not made.
+func (s *agent) refused(op string, remote *list, o *rawOptions, st Status) error {
+	switch {
+	case st != StatusBackend:
+		return failed(op, remote.remote, st)
+	case o.backend != 0 || len(o.custom) > 0 || o.notify && remote.mem != DRAM && remote.mem != VRAM:
+		return &Error{Op: op, Remote: remote.remote, Status: st, Detail: "look at the options: the backend may not serve both memory types, not notify, or not know the custom parameter"}
+	}
+	return s.peerError(op, remote.remote)
+}
+
+// adopt makes a request the agent's. a.mu is held.
+func adopt(t *transfer) *Transfer {
+	t.local.uses++
+	t.remote.uses++
+	t.a.transfers[t] = struct{}{}
 	out := &Transfer{s: t}
 	out.cleanup = runtime.AddCleanup(out, (*transfer).warnLeak, t)
-	return out, nil
+	return out
+}
+
+// left reports whether the peer was replaced or dropped since. a.mu is held.
+func (l *list) left() bool {
+	if l.peer != nil && l.peer.fetched {
+		l.a.peer(l.remote)
+	}
+	return l.peer != nil && l.peer.gone
 }
 
 func stale(op, remote string) error {
@@ -240,7 +280,7 @@ func (t *transfer) post(op string) (State, error) {
 		return Active, &Error{Op: op, Remote: t.remote.remote, Cause: ErrActive, Detail: "poll it to its end before posting it again"}
 	case t.state == Failed:
 		return Failed, &Error{Op: op, Remote: t.remote.remote, Cause: ErrState, Detail: "the transfer failed; close it and make a new one"}
-	case t.remote.peer != nil && t.remote.peer.gone:
+	case t.remote.left():
 		return t.state, stale(op, t.remote.remote)
 	}
 	t.state = Active

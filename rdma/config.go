@@ -33,10 +33,17 @@ type WorkerConfig struct {
 	Compatibility string
 	// AnyCompatibility reads from owners with another hash (vLLM's enforce_handshake_compat=false).
 	AnyCompatibility bool
+	// HoldOnly renews and releases leases of owners of any layout and hash, on every rank of theirs, and reads nothing: pulls
+	// are refused as invalid.
+	HoldOnly bool
 
 	HandshakeTimeout time.Duration // for one peer, all ranks; 0: 5 s
 	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
 	CheckPoll        time.Duration // how long Step waits for slot READs it has just posted; 0: 200 µs
+
+	// Zero writes zeros into n bytes of the KV memory at addr: what a local block holds beyond the owner's last block, which
+	// happens where blocks have other sizes there. Step calls it before it posts the READ. Nil: those bytes stay as they were.
+	Zero func(addr uint64, n int)
 
 	Trace  Trace
 	Logger *slog.Logger // nil: discards

@@ -41,7 +41,7 @@
 // per block; in kernel blocks per block id; in the number of blocks; and in memory type. Heads are split or joined as
 // their ranks hold them, with grouped-query attention (fewer heads than ranks) and for caches that every rank holds whole
 // (MLA). Several KV-cache groups are read, each aligned at the end of the request. Every piece lands where it belongs, so
-// nothing is to be permuted afterwards; bytes of a local block beyond the owner's last block stay as they were.
+// nothing is to be permuted afterwards; bytes of a local block beyond the owner's last block are left to WorkerConfig.Zero.
 //
 // Splitting heads needs a layout with the heads of a block one behind the other (LBHNC, BLHNC, BHLNC); cutting blocks needs
 // one region per layer (LBHNC, LBNHC). Pipeline and context parallelism and Mamba state are refused, as is everything else

@@ -223,6 +223,20 @@ func pair(own, remote *Metadata, local, offered [][]int, at extents) (l, r [][]i
 	return l, r, own.checkTwice(local)
 }
 
+// rest is what pair left out of the local blocks: the pieces beyond the owner's last block.
+func rest(own, remote *Metadata, local, read [][]int) ([][]int, error) {
+	g := gcd(own.BlockSize, remote.BlockSize)
+	out := make([][]int, len(local))
+	for i, ids := range local {
+		all, err := pieces("local", own, i, ids, 0, len(ids)*own.logical(), g)
+		if err != nil {
+			return nil, err
+		}
+		out[i] = all[len(read[i]):]
+	}
+	return out, nil
+}
+
 // pieces lists the pieces of g tokens that hold n tokens from token start of a list of block ids, and checks that every
 // region of the group has all of the blocks.
 func pieces(side string, m *Metadata, group int, ids []int, start, n, g int) ([]int, error) {
@@ -295,6 +309,23 @@ func (m *Metadata) group(r int) int {
 		return 0
 	}
 	return m.RegionGroups[r]
+}
+
+// each calls f for the memory of every row of pieces, given per group as for indices.
+func (v view) each(m *Metadata, pieces [][]int, f func(addr uint64, n int)) {
+	for g, ps := range pieces {
+		for r, c := range v.cuts {
+			if !m.inGroup(r, g) {
+				continue
+			}
+			for _, p := range ps {
+				block := m.BaseAddrs[r] + uint64(p/c.pieces)*uint64(m.BlockStrides[r]) + uint64(c.first)
+				for row := range c.rows {
+					f(block+uint64(row*c.pitch+p%c.pieces*c.size), c.size)
+				}
+			}
+		}
+	}
 }
 
 func (m *Metadata) inGroup(r, group int) bool {

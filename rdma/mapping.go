@@ -67,9 +67,17 @@ func (w *Worker) ranksOf(info lease.Peer) ([]share, error) {
 		return nil, fmt.Errorf("remote_engine_id %q is this engine itself", info.Engine)
 	case info.PPSize > 1:
 		return refuse("pp_size", 1, info.PPSize, "; pipeline parallelism is not served")
+	case info.TPSize < 1:
+		return refuse("tp_size", tp, info.TPSize, "")
+	case w.cfg.HoldOnly: // each rank of the owner is told by this one alone
+		all := make([]share, info.TPSize)
+		for rank := range all {
+			all[rank] = share{rank: rank, readers: 1}
+		}
+		return all, nil
 	case info.DCPSize > 1:
 		return refuse("dcp_size", 1, info.DCPSize, "; context parallelism is not served")
-	case info.TPSize < 1 || !divides(info.TPSize, tp):
+	case !divides(info.TPSize, tp):
 		return refuse("tp_size", tp, info.TPSize, ", and neither is a multiple of the other")
 	case heads == 0 && info.TPSize != tp:
 		return refuse("tp_size", tp, info.TPSize, "; reading from another needs KV.Heads, the number of KV heads of the model")
@@ -114,8 +122,9 @@ func (kv *KV) match(own, remote *Metadata, s share) (local, there []cut, err err
 		return nil, nil, differ("region_group_ids", own.RegionGroups, remote.RegionGroups)
 	case remote.PhysicalPerLogical > maxTokens/remote.BlockSize:
 		return nil, nil, differ("physical_blocks_per_logical_kv_block × block_size", own.logical(), fmt.Sprintf("%d × %d", remote.PhysicalPerLogical, remote.BlockSize))
-	case own.BlockSize != remote.BlockSize && !(tokensCut(own.Layout) && tokensCut(remote.Layout)):
-		return nil, nil, differ("block_size", own.BlockSize, remote.BlockSize, ", and blocks of layout ", remote.Layout, " cannot be cut")
+	case own.BlockSize != remote.BlockSize && !(tokensCut(own) && tokensCut(remote)):
+		return nil, nil, differ("block_size", own.BlockSize, remote.BlockSize, ", and blocks of layout ", remote.Layout, " and ", remote.Attention,
+			" cannot be cut between tokens")
 	case own.BlockSize != remote.BlockSize && !replicated && kv.Heads == 0:
 		return nil, nil, differ("block_size", own.BlockSize, remote.BlockSize, "; reading from another needs KV.Heads, the number of KV heads of the model")
 	}
@@ -155,8 +164,11 @@ func (kv *KV) match(own, remote *Metadata, s share) (local, there []cut, err err
 // (Layer, Block, Head, tokeN, Content).
 func headsCut(layout string) bool { return layout == "LBHNC" || layout == "BLHNC" || layout == "BHLNC" }
 
-// tokensCut reports whether a block of a layout can be cut between tokens: its region has one layer.
-func tokensCut(layout string) bool { return layout == "LBHNC" || layout == "LBNHC" }
+// tokensCut reports whether a block can be cut between tokens: its region has one layer, and each token's key and value
+// lie side by side. CPU_ATTN has the keys of all tokens of a block first.
+func tokensCut(m *Metadata) bool {
+	return (m.Layout == "LBHNC" || m.Layout == "LBNHC") && m.Attention != "CPU_ATTN"
+}
 
 // cuts cuts a block of length bytes for tokens tokens here and one there, so that the descriptors of both hold the same
 // tokens of the same heads. It is false when a head has not as many bytes per token here as there.

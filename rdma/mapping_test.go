@@ -110,7 +110,7 @@ type side struct {
 }
 
 func newSide(heads, tp, rank, tokens, perLogical int, regions ...Region) side {
-	c := WorkerConfig{Engine: "e", Rank: rank, TPSize: tp, KV: KV{Heads: heads, BlockTokens: tokens, PhysicalPerLogical: perLogical, Regions: regions}}
+	c := WorkerConfig{Engine: "e", Rank: rank, TPSize: tp, KV: KV{Attention: "FLASH_ATTN", Heads: heads, BlockTokens: tokens, PhysicalPerLogical: perLogical, Regions: regions}}
 	for i := range c.KV.Regions {
 		if c.KV.Regions[i].Blocks == 0 {
 			c.KV.Regions[i].Blocks = 100
@@ -283,8 +283,12 @@ func TestLayoutMattersWhereBlocksAreCut(t *testing.T) {
 func TestShapesThatDifferAreRefusedByField(t *testing.T) {
 	big := func(m *Metadata) { m.BlockSize = 32; m.BlockLens = []int{128, 128}; m.BlockStrides = []int{128, 128} }
 	for want, change := range map[string]func(own, remote *Metadata, kv *KV){
-		"kv_cache_layout is LBNHC there and LBHNC here":        func(_, m *Metadata, _ *KV) { m.Layout = "LBNHC" },
-		"attn_backend_name is FLASH_ATTN there and CPU_ATTN":   func(_, m *Metadata, _ *KV) { m.Attention = "FLASH_ATTN" },
+		"kv_cache_layout is LBNHC there and LBHNC here":      func(_, m *Metadata, _ *KV) { m.Layout = "LBNHC" },
+		"attn_backend_name is CPU_ATTN there and FLASH_ATTN": func(_, m *Metadata, _ *KV) { m.Attention = "CPU_ATTN" },
+		"cannot be cut between tokens": func(own, m *Metadata, kv *KV) {
+			big(m)
+			kv.Heads, own.Attention, m.Attention = 2, "CPU_ATTN", "CPU_ATTN"
+		},
 		"number of regions is 1 there and 2 here":              func(_, m *Metadata, _ *KV) { m.BaseAddrs = m.BaseAddrs[:1] },
 		"block_lens[1] is 32 bytes for 1 heads of 16 tokens t": func(_, m *Metadata, _ *KV) { m.BlockLens = []int{64, 32} },
 		"dcp_size is 2 there and 1 here":                       func(_, m *Metadata, _ *KV) { m.DCPSize = 2 },
@@ -468,6 +472,11 @@ func TestPairedPiecesHoldTheSameTokens(t *testing.T) {
 							want = append(want, token)
 						}
 						require.Equal(t, want, here, name)
+						left, err := rest(d.m, p.m, [][]int{local}, l)
+						require.NoError(t, err)
+						want = append(want, tokensOf(d.m, local, cached, g, left[0])...)
+						require.Len(t, want, len(local)*lt/g, name)
+						require.True(t, slices.IsSorted(want), "%s: what is read and what is left is all there is", name)
 					}
 				}
 			}
@@ -525,6 +534,25 @@ func TestPairsOfKnownPulls(t *testing.T) {
 		_, _, err := pair(c.here.m, c.there.m, [][]int{c.local}, [][]int{c.offered}, c.at)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+// peer-tests A6.17: 2 blocks here are 8 sub-blocks, of which the owner has 6; the last 2 are zeroed in every region and head.
+func TestWhatTheOwnerDoesNotHaveIsZeroed(t *testing.T) {
+	d := newSide(2, 1, 0, 16, 1, Region{Base: 1 << 16, BlockLen: 2 * 16 * 4}, Region{Base: 1 << 20, BlockLen: 16, Replicated: true})
+	p := newSide(2, 1, 0, 4, 1, Region{BlockLen: 2 * 4 * 4}, Region{BlockLen: 4, Replicated: true})
+	local, _ := d.match(t, 2, 0, 1, 1, p)
+	l, _, err := pair(d.m, p.m, [][]int{{7, 3}}, [][]int{seq(0, 6)}, extents{})
+	require.NoError(t, err)
+	left, err := rest(d.m, p.m, [][]int{{7, 3}}, l)
+	require.NoError(t, err)
+	type span struct {
+		addr uint64
+		n    int
+	}
+	var got []span
+	newView(d.m, local).each(d.m, left, func(addr uint64, n int) { got = append(got, span{addr, n}) })
+	block := uint64(1<<16 + 3*128)
+	require.Equal(t, []span{{block + 8*4, 16}, {block + 64 + 8*4, 16}, {block + 12*4, 16}, {block + 64 + 12*4, 16}, {1<<20 + 3*16 + 8, 4}, {1<<20 + 3*16 + 12, 4}}, got)
 }
 
 func seq(from, to int) (out []int) {

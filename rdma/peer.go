@@ -120,7 +120,7 @@ func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, clo
 	ctx, cancel := context.WithTimeout(w.ctx, w.cfg.HandshakeTimeout)
 	defer cancel()
 	want := w.cfg.Compatibility
-	if w.cfg.AnyCompatibility {
+	if w.cfg.AnyCompatibility || w.cfg.HoldOnly {
 		want = ""
 	}
 	ids := make([]rankID, len(shares))
@@ -160,6 +160,13 @@ func (w *Worker) load(info lease.Peer, s share, m *Metadata) (remoteRank, error)
 	if m.Engine != info.Engine {
 		return remoteRank{}, fmt.Errorf("the side channel at %s:%d serves engine %q, not %q: the owner was restarted, or the address is another's",
 			info.Host, info.Port, m.Engine, info.Engine)
+	}
+	if w.cfg.HoldOnly {
+		name, err := w.fabric.Load(m.Agent)
+		if err != nil {
+			return remoteRank{}, fmt.Errorf("load the NIXL metadata of engine %q: %w", m.Engine, err)
+		}
+		return remoteRank{share: s, agent: name, meta: m}, nil
 	}
 	local, remote, err := w.cfg.KV.match(&w.meta, m, s)
 	if err != nil {

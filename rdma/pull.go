@@ -38,6 +38,10 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 		w.refuse(in.Request, lease.CauseInvalid, errors.New("an earlier READ of this request is still active"), res)
 		return
 	}
+	if w.cfg.HoldOnly {
+		w.refuse(in.Request, lease.CauseInvalid, errors.New("this worker only holds leases"), res)
+		return
+	}
 	if in.Verify && in.Lease == nil {
 		w.refuse(in.Request, lease.CauseUnverifiable, errors.New("kv_transfer_params carry no lease: a router dropped it, or the owner "+
 			"had no free slot or grants none"), res)
@@ -76,6 +80,7 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 	type read struct {
 		*remoteRank
 		li, ri []int32
+		rest   [][]int // to be zeroed
 	}
 	var reads []read
 	var ranks []int
@@ -88,12 +93,20 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 			refuse(lease.CauseUnverifiable, err)
 			return
 		}
-		local, remote, err := pair(&w.meta, r.meta, x.LocalBlocks, x.RemoteBlocks, extents{})
+		local, remote, err := pair(&w.meta, r.meta, x.LocalBlocks, x.RemoteBlocks, extents{x.RemoteTokens, x.Tokens})
 		if err != nil {
 			refuse(lease.CauseInvalid, err)
 			return
 		}
-		reads = append(reads, read{r, r.local.indices(nil, &w.meta, local), r.remote.indices(nil, &w.meta, remote)})
+		d := read{remoteRank: r, li: r.local.indices(nil, &w.meta, local), ri: r.remote.indices(nil, &w.meta, remote)}
+		ascend(d.li, d.ri)
+		if w.cfg.Zero != nil && w.meta.logical() != r.meta.logical() {
+			if d.rest, err = rest(&w.meta, r.meta, x.LocalBlocks, local); err != nil {
+				refuse(lease.CauseInvalid, err)
+				return
+			}
+		}
+		reads = append(reads, d)
 		ranks = append(ranks, r.rank)
 	}
 	if err := w.pulls.Start(x.Pull, ranks); err != nil {
@@ -102,6 +115,9 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 	}
 	x.started = true
 	for _, r := range reads {
+		if r.rest != nil {
+			r.local.each(&w.meta, r.rest, w.cfg.Zero)
+		}
 		if len(r.li) == 0 { // nothing to read: verified and released all the same
 			w.blocksRead(x, r.rank, nil)
 			continue
@@ -112,6 +128,22 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 			continue
 		}
 		w.start(&transfer{Read: t, peer: p, pull: x, rank: r.rank})
+	}
+}
+
+// ascend orders pairs of indices by the remote one. NIXL merges descriptors only where both sides go up, and an allocator
+// that takes freed blocks often hands out ids that go down.
+func ascend(li, ri []int32) {
+	if slices.IsSorted(ri) {
+		return
+	}
+	pairs := make([]int64, len(ri))
+	for k := range pairs {
+		pairs[k] = int64(ri[k])<<32 | int64(li[k])
+	}
+	slices.Sort(pairs)
+	for k, p := range pairs {
+		li[k], ri[k] = int32(p), int32(p>>32)
 	}
 }
 

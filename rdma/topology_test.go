@@ -306,3 +306,35 @@ func TestMemoryTypeOfTheOwnerIsTheOneRead(t *testing.T) {
 		return true
 	})
 }
+
+// peer-tests A3.12: a second engine of another size on the same reader has its own ranks and lists, and the first keeps its own.
+func TestEnginesOfSeveralSizesAreReadSideBySide(t *testing.T) {
+	open := inMemory(rdmatest.NewNetwork())
+	two, four := openShape(t, shape.Named("tp 2 to 1"), open), openShape(t, shape.Named("tp 4 to 1"), open)
+	reads := int64(0)
+	for i, c := range []struct {
+		p  *pairOf
+		tp int
+	}{{two, 2}, {four, 4}, {two, 2}} {
+		for rank, r := range c.p.owners {
+			require.NoError(t, r.Fill(i+1), rank)
+		}
+		pull := c.p.pull(c.tp)
+		two.step(lease.Plan{Read: []lease.Pull{pull}}, func(res lease.Result) bool {
+			require.Empty(t, res.Failed)
+			return slices.Contains(res.Received, pull.Request)
+		})
+		reads += int64(c.tp)
+		st, err := two.readers[0].Stats()
+		require.NoError(t, err)
+		require.Equal(t, reads, st.Reads)
+		require.Equal(t, min(i+1, 2), st.Peers)
+		if c.p == two {
+			_, err := two.readers[0].Check(i + 1)
+			require.NoError(t, err)
+		} else {
+			_, err := two.readers[0].Check(i + 1)
+			require.ErrorContains(t, err, "bytes are wrong", "read from ranks that the other shape does not have")
+		}
+	}
+}

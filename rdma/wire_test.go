@@ -85,7 +85,7 @@ func TestRequestOfFourElementsIsTaken(t *testing.T) {
 // sample is the metadata of a small owner.
 func sample() *Metadata {
 	return &Metadata{Engine: "e", Agent: []byte("blob"), BaseAddrs: []uint64{4096, 1 << 20}, NumBlocks: 10, BlockLens: []int{64, 64},
-		BlockStrides: []int{64, 128}, Layout: "LBHNC", BlockSize: 16, Attention: "CPU_ATTN", PhysicalPerLogical: 1, DCPSize: 1, PCPSize: 1}
+		BlockStrides: []int{64, 128}, Layout: "LBHNC", BlockSize: 16, Attention: "FLASH_ATTN", PhysicalPerLogical: 1, DCPSize: 1, PCPSize: 1}
 }
 
 // vllm#23587, cases.md 43: what is malformed or missing is refused by name, and never taken for zero.

@@ -9,10 +9,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"github.com/nixlgo/nixlgo"
 	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/rdma"
 )
 
 // command goes to a child, of this program or of peer.py.
@@ -30,6 +32,7 @@ type answer struct {
 	Error    string        `json:"error,omitempty"`
 	Params   *lease.Params `json:"params,omitempty"`
 	Seconds  float64       `json:"seconds,omitempty"`
+	Check    float64       `json:"check,omitempty"` // seconds of them from the end of the block READ
 	Metadata string        `json:"metadata,omitempty"`
 	Base     uint64        `json:"base,omitempty"`
 }
@@ -40,13 +43,16 @@ type node struct {
 	*nixlgo.Node
 	published *nixlgo.Publication
 	requests  int
+	check     atomic.Int64 // when the last lease check began, in Unix ns
 }
 
 // runNode serves commands until stdin ends.
 func runNode(ctx context.Context, s shape, verify bool, params map[string]string, in io.Reader, out io.Writer) error {
 	cfg := lease.DefaultConfig()
 	cfg.Verification = verify
+	c := &node{shape: s}
 	n, err := nixlgo.New(nixlgo.Config{Layers: s.Layers, Blocks: s.NodeBlocks, BlockBytes: s.BlockBytes, Lease: cfg, BackendParams: params,
+		Trace:  rdma.Trace{BeforeCheck: func(string, int, int) { c.check.Store(time.Now().UnixNano()) }},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	if err != nil {
 		return err
@@ -59,7 +65,7 @@ func runNode(ctx context.Context, s shape, verify bool, params map[string]string
 		<-done
 		n.Close()
 	}()
-	c := &node{shape: s, Node: n}
+	c.Node = n
 	c.fill()
 	answers := json.NewEncoder(out)
 	lines := bufio.NewScanner(in)
@@ -99,7 +105,7 @@ func (n *node) do(ctx context.Context, c command) (a answer, err error) {
 			err = context.Cause(ctx)
 		}
 	case "fetch":
-		a.Seconds, err = n.fetch(ctx, c)
+		a.Seconds, a.Check, err = n.fetch(ctx, c)
 	default:
 		err = fmt.Errorf("unknown command %q", c.Cmd)
 	}
@@ -107,7 +113,7 @@ func (n *node) do(ctx context.Context, c command) (a answer, err error) {
 }
 
 // fetch measures Held.Fetch, and checks every byte afterwards.
-func (n *node) fetch(ctx context.Context, c command) (seconds float64, err error) {
+func (n *node) fetch(ctx context.Context, c command) (seconds, check float64, err error) {
 	for l := range n.Layers {
 		for _, b := range c.Local {
 			clear(n.Block(l, b))
@@ -115,25 +121,28 @@ func (n *node) fetch(ctx context.Context, c command) (seconds float64, err error
 	}
 	h, err := n.Hold(c.Params)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	start := time.Now()
 	err = h.Fetch(ctx, c.Local)
-	seconds = time.Since(start).Seconds()
+	end := time.Now()
 	if err != nil {
-		return 0, err
+		return 0, 0, err
+	}
+	if at := time.Unix(0, n.check.Load()); at.After(start) {
+		check = end.Sub(at).Seconds()
 	}
 	for l := range n.Layers {
 		for i, b := range c.Local {
 			want := word(l, c.Params.RemoteBlockIDs[0][i])
 			for at, block := 0, n.Block(l, b); at < len(block); at += 8 {
 				if got := binary.NativeEndian.Uint64(block[at:]); got != want {
-					return 0, fmt.Errorf("layer %d, block %d, byte %d: the READ brought %#x, not the owner's %#x", l, b, at, got, want)
+					return 0, 0, fmt.Errorf("layer %d, block %d, byte %d: the READ brought %#x, not the owner's %#x", l, b, at, got, want)
 				}
 			}
 		}
 	}
-	return seconds, nil
+	return end.Sub(start).Seconds(), check, nil
 }
 
 // word is what the blocks of an owner are filled with.

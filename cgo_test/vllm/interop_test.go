@@ -49,8 +49,8 @@ func TestInterop(t *testing.T) {
 
 	d64 := Start(t, Options{Role: "kv_consumer", EngineID: "d64", Extra: map[string]any{"enforce_handshake_compat": false},
 		Args: []string{"--wire", "--block-size", "64"}})
-	check(t, "block size: vLLM with blocks of 64 tokens reads Go's of 32, of another hash, unchecked", func(t *testing.T) { v.largerBlocks(t, d64) })
-	check(t, "block size: Go with blocks of 64 tokens reads vLLM's of 32, and vLLM reads them on", func(t *testing.T) { v.largerBlocksInGo(t, d64) })
+	check(t, "block size: vLLM with blocks of 64 tokens reads Go's of 32, of another hash, as it reads vLLM's", func(t *testing.T) { v.largerBlocks(t, d64) })
+	check(t, "block size: Go refuses to cut the blocks of CPU attention", func(t *testing.T) { v.largerBlocksInGo(t, d64) })
 
 	both := Start(t, Options{Role: "kv_both", EngineID: "b", Extra: map[string]any{"bidirectional_kv_xfer": true, "decoder_kv_blocks_ttl": 12},
 		Args: []string{"--wire"}})
@@ -58,6 +58,10 @@ func TestInterop(t *testing.T) {
 	check(t, "bidirectional: Go declines blocks whose time runs out", func(t *testing.T) { v.goDeclines(t, both) })
 	check(t, "bidirectional: vLLM reads Go's decoder blocks back", func(t *testing.T) { v.vllmReadsBack(t, both) })
 	check(t, "bidirectional: vLLM declines blocks whose time runs out, and Go frees them", func(t *testing.T) { v.vllmDeclines(t, both) })
+
+	two := Start(t, Options{Role: "kv_both", EngineID: "tp2", Args: []string{"--engine-args", twoRanks}})
+	check(t, "two ranks: Go reads both ranks of vLLM into one", func(t *testing.T) { v.goReadsTP(t, two) })
+	check(t, "two ranks: both ranks of vLLM read one of Go", func(t *testing.T) { v.tpReadsGo(t, two) })
 
 	check(t, "probe: a rank that vLLM does not have", v.unknownRank)
 }
@@ -224,11 +228,7 @@ func (s served) hasRead(t *testing.T, d *Peer, o Output) {
 	if full == 0 {
 		return
 	}
-	var ids []int
-	for _, b := range o.Blocks[:full] {
-		ids = append(ids, b.ID)
-	}
-	require.Equal(t, s.bytes[:full], d.Blocks(ids)) // the decoder has gone on writing into the last block
+	require.Equal(t, s.bytes[:full], d.Blocks(blockIDs(o, full))) // the decoder has gone on writing into the last block
 }
 
 func (v pair) vllmReads(t *testing.T) {

@@ -19,6 +19,9 @@ Every line on stdout is one event:
   wire    with --wire: what passed through a zmq socket or the NIXL agent
   error   what went wrong: with "line", a bad command, and the engine goes on; without it, the end of the process
 
+With "tensor_parallel_size" among --engine-args the KV cache lies in other processes: ready then has no geometry, and there
+are no digests, bytes or wire events of transfers.
+
 vLLM's log goes to stderr. The engine ends on quit or at the end of stdin. Nothing of vLLM or of NIXL is replaced:
 wrappers only write down what a method was given and what it returned.
 """
@@ -148,9 +151,11 @@ class Engine:
         self.llm = vllm.LLM(**(options | ARGS.engine_args)).llm_engine
         self.core = self.llm.engine_core.engine_core
         self.scheduler = self.core.scheduler
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-        self.worker = get_kv_transfer_group().connector_worker
-        self.bases = self.worker.kv_caches_base_addr[self.worker.engine_id][self.worker.tp_rank]
+        self.worker = None      # with tensor parallelism it lives in processes of its own, where nobody looks
+        if self.llm.vllm_config.parallel_config.tensor_parallel_size == 1:
+            from vllm.distributed.kv_transfer import get_kv_transfer_group
+            self.worker = get_kv_transfer_group().connector_worker
+            self.bases = self.worker.kv_caches_base_addr[self.worker.engine_id][self.worker.tp_rank]
         self.block_ids = {}     # request → its blocks while the scheduler knows it
 
     def note_hash(self, factors):
@@ -158,6 +163,9 @@ class Engine:
             self.hash_inputs = dict(factors)
 
     def ready(self):
+        if not self.worker:
+            emit("ready", pid=os.getpid(), vllm=vllm.__version__, engine_id=ARGS.engine_id, host="127.0.0.1", port=ARGS.port)
+            return
         from vllm.v1.attention.backends import cpu_attn
         payload = self.worker.xfer_handshake_metadata
         head = self.hash_inputs["head_size"]
@@ -170,7 +178,9 @@ class Engine:
              block_strides=list(self.worker.block_stride_per_layer), region_names=list(self.worker.region_names))
 
     def block(self, i):
-        """The bytes of block i, region after region, out of the registered memory."""
+        """The bytes of block i, region after region, out of the registered memory; no region when that is another process's."""
+        if not self.worker:
+            return []
         if not 0 <= i < self.worker.num_blocks:
             raise ValueError(f"block {i} is not in 0..{self.worker.num_blocks - 1}")
         return [ctypes.string_at(base + stride * i, length) for base, stride, length in

@@ -39,7 +39,7 @@ func newRoot() *cobra.Command {
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
 	})
-	root.AddCommand(newDemo(), newDemoNode(), newDoctor(), newProbe(), newRelay())
+	root.AddCommand(newDemo(), newDemoNode(), newDoctor(), newHold(), newProbe(), newRelay())
 	return root
 }
 

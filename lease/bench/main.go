@@ -22,8 +22,9 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nixlgo/nixlgo/lease"
 )
@@ -53,12 +54,9 @@ var epoch = time.Unix(1_000_000, 0)
 
 // cpuTime is the CPU time of this thread.
 func cpuTime() time.Duration {
-	var u syscall.Rusage
-	const thread = 1 // RUSAGE_THREAD
-	if err := syscall.Getrusage(thread, &u); err != nil {
-		panic(err)
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+	var ts unix.Timespec
+	must(unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts))
+	return time.Duration(ts.Nano())
 }
 
 // best is the CPU time per item of the best of some runs, each of which is
@@ -98,7 +96,7 @@ func must(err error) {
 }
 
 // fill makes a table of n granted leases, and their targets in random order.
-func fill(n int) (*lease.Table, []lease.Target) {
+func fill(n int, ttl func(int) time.Duration) (*lease.Table, []lease.Target) {
 	t, err := lease.NewTable(lease.TableConfig{Extension: 20 * time.Second, Slots: lease.NewSlots(make([]int64, n))})
 	must(err)
 	targets := make([]lease.Target, n)
@@ -107,7 +105,7 @@ func fill(n int) (*lease.Table, []lease.Target) {
 	}
 	for _, g := range targets {
 		must(t.Admit(epoch, lease.Admission{Request: g.Request, Nonce: g.Nonce, Slot: g.Slot}))
-		must(t.Grant(epoch, lease.Grant{Request: g.Request, Nonce: g.Nonce, TTL: 30 * time.Second, Exported: true}))
+		must(t.Grant(epoch, lease.Grant{Request: g.Request, Nonce: g.Nonce, TTL: ttl(g.Slot), Exported: true}))
 	}
 	rand.New(rand.NewPCG(1, 2)).Shuffle(n, func(i, j int) { targets[i], targets[j] = targets[j], targets[i] })
 	return t, targets
@@ -129,35 +127,50 @@ func main() {
 	out := flag.String("out", "out/bench-lease.json", "where to write the rows")
 	most := flag.Int("max", 1e6, "most leases")
 	flag.Parse()
-	runtime.LockOSThread()
-	debug.SetGCPercent(-1) // collections are not what is measured
-
-	rep := report{CPU: cpuName(), Go: runtime.Version()}
-	if *wheel != "" {
-		rep.VLLM = filepath.Base(*wheel)
-	}
-	add := func(r row) {
-		if r.VLLMNs > 0 && r.Ns > 0 {
-			r.Ratio = r.VLLMNs / r.Ns
-		}
-		rep.Rows = append(rep.Rows, r)
-		fmt.Printf("%-24s %8d  %10.1f ns  %8.1f bytes  vLLM %12.1f ns  x%.1f\n", r.Name, r.Leases, r.Ns, r.Bytes, r.VLLMNs, r.Ratio)
-	}
-	for n := 1000; n <= *most; n *= 10 {
-		measure(n, *wheel, &rep, add)
-		runtime.GC()
-	}
-	plan(add)
-
+	rep := run(*most, *wheel)
 	data, err := json.MarshalIndent(rep, "", "  ")
 	must(err)
 	must(os.MkdirAll(filepath.Dir(*out), 0o755))
 	must(os.WriteFile(*out, append(data, '\n'), 0o644))
 }
 
+// run measures tables of 1,000 leases and ten times as many up to most.
+func run(most int, wheel string) report {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // collections are not what is measured
+
+	rep := report{CPU: cpuName(), Go: runtime.Version()}
+	if wheel != "" {
+		rep.VLLM = filepath.Base(wheel)
+	}
+	add := func(r row) {
+		if r.VLLMNs > 0 && r.Ns > 0 {
+			r.Ratio = r.VLLMNs / r.Ns
+		}
+		rep.Rows = append(rep.Rows, r)
+		fmt.Printf("%-26s %8d", r.Name, r.Leases)
+		if r.Bytes > 0 {
+			fmt.Printf("  %10.1f bytes", r.Bytes)
+		} else {
+			fmt.Printf("  %10.1f ns", r.Ns)
+		}
+		if r.Ratio > 0 {
+			fmt.Printf("  vLLM %12.1f ns  x%.1f", r.VLLMNs, r.Ratio)
+		}
+		fmt.Println()
+	}
+	for n := 1000; n <= most; n *= 10 {
+		measure(n, wheel, &rep, add)
+		runtime.GC()
+	}
+	plan(add)
+	return rep
+}
+
 func measure(n int, wheel string, rep *report, add func(row)) {
 	before := heap()
-	t, targets := fill(n)
+	t, targets := fill(n, func(int) time.Duration { return 30 * time.Second })
 	ids := 0
 	for _, g := range targets {
 		ids += len(g.Request)
@@ -167,8 +180,8 @@ func measure(n int, wheel string, rep *report, add func(row)) {
 
 	byID, bySlot := messages(targets, lease.AppendHeartbeat), messages(targets, lease.AppendSlotHeartbeat)
 	var peer struct {
-		Renew, Idle float64
-		Python      string
+		Renew, Idle, Reap float64
+		Python            string
 	}
 	if wheel != "" {
 		must(runPeer(wheel, byID, &peer))
@@ -227,18 +240,46 @@ func measure(n int, wheel string, rep *report, add func(row)) {
 	add(row{Name: "complete", Leases: n, Ns: float64(complete) / float64(rounds*k)})
 	add(row{Name: "admit and grant", Leases: n, Ns: float64(grant) / float64(rounds*k)})
 
-	// 1 % become due, the others are renewed far ahead.
-	now = now.Add(time.Hour)
-	for _, m := range messages(targets[n/100:], lease.AppendSlotHeartbeat) {
-		must(t.Notify(now, "D", m))
+	t, targets = nil, nil
+	add(row{Name: "reap 1 % due", Leases: n, Ns: reap(n, false), VLLMNs: peer.Reap})
+	add(row{Name: "reap 1 %, all others moved", Leases: n, Ns: reap(n, true), VLLMNs: peer.Reap})
+}
+
+// reap is the time of the one Reap that ends 1 % of n leases. Either the others
+// were granted for longer, or all were granted alike and the others renewed, so
+// that their old deadlines surface at once.
+func reap(n int, moved bool) float64 {
+	rounds := max(1, 100_000/n)
+	total := time.Duration(0)
+	for range rounds {
+		t, targets := fill(n, func(i int) time.Duration {
+			if moved || i%100 == 0 {
+				return 30 * time.Second
+			}
+			return time.Hour
+		})
+		now := epoch.Add(25 * time.Second)
+		if moved {
+			var stay []lease.Target
+			for _, g := range targets {
+				if g.Slot%100 != 0 {
+					stay = append(stay, g)
+				}
+			}
+			for _, m := range messages(stay, lease.AppendSlotHeartbeat) {
+				must(t.Notify(now, "D", m))
+			}
+		}
+		now = epoch.Add(40 * time.Second)
+		start := cpuTime()
+		reaped := t.Reap(now)
+		total += cpuTime() - start
+		if reaped != n/100 {
+			must(fmt.Errorf("reaped %d of %d", reaped, n/100))
+		}
+		runtime.GC()
 	}
-	start := cpuTime()
-	reaped := t.Reap(now)
-	took := cpuTime() - start
-	if reaped != n/100 {
-		must(fmt.Errorf("reaped %d of %d", reaped, n/100))
-	}
-	add(row{Name: "reap 1 % due", Leases: n, Ns: float64(took)})
+	return float64(total) / float64(rounds)
 }
 
 // plan is a reader with 100,000 tracked requests to 1,000 peers.

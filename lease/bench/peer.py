@@ -29,7 +29,7 @@ def best(repeats, run, count):
 
 
 def main(wheel, path, repeats):
-    logging.basicConfig(level=logging.INFO)  # as vLLM runs by default
+    logging.basicConfig(level=logging.INFO, handlers=[logging.NullHandler()])  # vLLM's default level
     scope = {"time": time, "logger": logging.getLogger("vllm")}
     sources = list(methods(wheel))
     for source in sources:
@@ -70,7 +70,11 @@ def main(wheel, path, repeats):
     for i in ids:
         worker._reqs_to_send[i] = deadline
     idle = best(repeats, lambda: worker._reap_expired_send_leases(set()), 1)
-    print(json.dumps({"renew": min(renew, moved), "idle": idle, "python": sys.version.split()[0]}))
+    for i in sorted(ids)[::100]:
+        worker._reqs_to_send[i] = 0.0
+    reap = best(1, lambda: worker._reap_expired_send_leases(set()), 1)
+    assert len(worker._reqs_to_send) == len(ids) - len(ids[::100])
+    print(json.dumps({"renew": min(renew, moved), "idle": idle, "reap": reap, "python": sys.version.split()[0]}))
 
 
 main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -54,12 +54,13 @@ func OpenRank(s *Shape, owner bool, rank int, open Open) (*Rank, error) {
 	copy(r.mem, bytes.Repeat([]byte{fill}, len(r.mem)))
 	lc := lease.DefaultConfig()
 	lc.Verification = !r.m.side.VerifyNothing
-	kv := rdma.KV{Heads: s.Heads, Layout: s.Layout, BlockTokens: r.m.side.BlockTokens, PhysicalPerLogical: r.m.side.PerLogical}
+	kv := rdma.KV{Attention: "FLASH_ATTN", Heads: s.Heads, Layout: s.Layout, BlockTokens: r.m.side.BlockTokens, PhysicalPerLogical: r.m.side.PerLogical}
 	for l, layer := range s.Layers {
 		kv.Regions = append(kv.Regions, rdma.Region{Name: fmt.Sprintf("layers.%d", l), Base: mem.Addr() + uint64(r.m.bases[l]), BlockLen: r.m.sizes[l],
 			BlockStride: r.m.stride[l], Blocks: r.m.side.Blocks * r.m.side.PerLogical, Group: layer.Group, Replicated: layer.Replicated})
 	}
-	r.Worker, err = rdma.NewWorker(f, rdma.WorkerConfig{Engine: s.engine(owner), Rank: rank, TPSize: r.m.side.TP, KV: kv, Lease: lc, MaxSeqs: 8,
+	zero := func(addr uint64, n int) { clear(r.mem[addr-mem.Addr():][:n]) }
+	r.Worker, err = rdma.NewWorker(f, rdma.WorkerConfig{Zero: zero, Engine: s.engine(owner), Rank: rank, TPSize: r.m.side.TP, KV: kv, Lease: lc, MaxSeqs: 8,
 		HandshakeTimeout: 30 * time.Second})
 	return r, err
 }
@@ -123,15 +124,15 @@ func (r *Rank) Check(salt int) (read int, err error) {
 			for i, id := range here.ids {
 				for t := range m.side.Logical() {
 					token := (here.first+i)*m.side.Logical() + t
-					if token >= end {
-						continue // the owner has no such token
-					}
-					theirs := there.ids[token/m.Owner.Logical()-there.first]*m.Owner.PerLogical + token%m.Owner.Logical()/m.Owner.BlockTokens
 					block := id*m.side.PerLogical + t/m.side.BlockTokens
 					for h, head := range m.layerHeads(l) {
-						c := cell(salt, m.source(r.rank, l, head), l, head, theirs, token)
+						var c [CellBytes]byte // zero where the owner has no such token
+						if token < end {
+							theirs := there.ids[token/m.Owner.Logical()-there.first]*m.Owner.PerLogical + token%m.Owner.Logical()/m.Owner.BlockTokens
+							c = cell(salt, m.source(r.rank, l, head), l, head, theirs, token)
+							read += CellBytes
+						}
 						copy(want[m.at(l, block, h, t%m.side.BlockTokens):], c[:])
-						read += CellBytes
 					}
 				}
 			}

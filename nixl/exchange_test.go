@@ -1,0 +1,270 @@
+package nixl
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// newListener returns an agent with NIXL's listener, and where that is.
+func newListener(t testing.TB) (*Agent, netip.AddrPort) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	at := l.Addr().(*net.TCPAddr).AddrPort()
+	require.NoError(t, l.Close())
+	return newUCX(t, Config{Listen: true, ListenPort: int(at.Port()), ListenDelay: time.Millisecond}), at
+}
+
+// eventually waits until check answers nil, or an error that matches want.
+func eventually(t testing.TB, want error, check func() error) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		err := check()
+		if want != nil {
+			return err != nil
+		}
+		return err == nil
+	}, patience, 5*time.Millisecond)
+	if want != nil {
+		require.ErrorIs(t, check(), want)
+	}
+}
+
+// peer-tests B1, B23, B24: the library itself fetches metadata; what it does not
+// cover is refused all the same.
+func TestFetchFromAListener(t *testing.T) {
+	owner, at := newListener(t)
+	reader, readerAt := newListener(t)
+	src, dst := registered(t, owner, 1<<16), registered(t, reader, 1<<16)
+	fill(src.Bytes(), 9)
+	known := func() error { return reader.CheckRemote(owner.Name(), DRAM, nil) }
+	require.ErrorIs(t, known(), ErrNotFound)
+	require.NoError(t, reader.FetchRemote(owner.Name(), at))
+	eventually(t, nil, known)
+	require.NoError(t, reader.CheckRemote(owner.Name(), DRAM, blocks(src, 4096)))
+	for _, d := range []Desc{{0xdeadbeef, 8, 0}, {src.Addr() + 1<<16 - 8, 16, 0}, {src.Addr() - 8, 16, 0}, {src.Addr(), 8, 1}} {
+		require.ErrorIs(t, reader.CheckRemote(owner.Name(), DRAM, []Desc{d}), ErrNotFound)
+		_, err := reader.PrepareRemote(owner.Name(), DRAM, []Desc{d})
+		require.ErrorIs(t, err, ErrInvalid, d)
+		_, err = reader.CreateTransfer(Read, DRAM, []Desc{{dst.Addr(), d.Len, 0}}, owner.Name(), DRAM, []Desc{d}, TransferOptions{})
+		require.ErrorIs(t, err, ErrInvalid, d)
+	}
+	remote, err := reader.PrepareRemote(owner.Name(), DRAM, blocks(src, 4096))
+	require.NoError(t, err)
+	local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
+	require.NoError(t, err)
+	x, err := reader.NewTransfer(Read, local, nil, remote, nil, TransferOptions{})
+	require.NoError(t, err)
+	finish(t, x)
+	require.Equal(t, src.Bytes(), dst.Bytes())
+
+	// The owner takes itself back: lists and transfers of before are stale.
+	require.NoError(t, owner.InvalidateLocal(readerAt))
+	eventually(t, ErrNotFound, known)
+	_, err = reader.NewTransfer(Read, local, nil, remote, nil, TransferOptions{})
+	require.ErrorIs(t, err, ErrStale)
+	_, err = x.Post()
+	require.ErrorIs(t, err, ErrStale)
+	_, err = reader.PrepareRemote(owner.Name(), DRAM, blocks(src, 4096))
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, x.Close())
+	require.NoError(t, remote.Close())
+
+	// What was fetched can be loaded by hand instead.
+	require.NoError(t, reader.FetchRemote(owner.Name(), at))
+	eventually(t, nil, known)
+	introduce(t, owner, reader)
+	_, err = reader.PrepareRemote(owner.Name(), DRAM, blocks(src, 4096))
+	require.NoError(t, err)
+}
+
+// peer-tests B38, B25
+func TestSendToAListener(t *testing.T) {
+	owner, _ := newListener(t)
+	reader, at := newListener(t)
+	src, extra := registered(t, owner, 4096), mustBuffer(t, 4096)
+	require.NoError(t, owner.SendMetadata(at))
+	eventually(t, nil, func() error { return reader.CheckRemote(owner.Name(), DRAM, blocks(src, 4096)) })
+	require.ErrorIs(t, reader.CheckRemote(owner.Name(), DRAM, blocks(extra, 4096)), ErrNotFound)
+	r, err := owner.Register(extra)
+	require.NoError(t, err)
+	require.NoError(t, owner.SendPartialMetadata(at, r))
+	eventually(t, nil, func() error { return reader.CheckRemote(owner.Name(), DRAM, blocks(extra, 4096)) })
+	require.NoError(t, reader.InvalidateRemote(owner.Name()))
+	require.ErrorIs(t, reader.CheckRemote(owner.Name(), DRAM, nil), ErrNotFound)
+}
+
+// peer-tests C7: an address that nobody answers at blocks no call.
+func TestSendingToNobodyDoesNotBlock(t *testing.T) {
+	a, _ := newListener(t)
+	start := time.Now()
+	require.NoError(t, a.SendMetadata(netip.MustParseAddrPort("127.0.0.1:9")))
+	require.NoError(t, a.FetchRemote("nobody", netip.MustParseAddrPort("127.0.0.1:9")))
+	require.Less(t, time.Since(start), patience)
+	require.ErrorIs(t, a.CheckRemote("nobody", DRAM, nil), ErrNotFound)
+}
+
+// Natively the work is queued for a thread that does not exist, and -2 follows
+// without a store.
+func TestExchangeNeedsAThreadAndAPlace(t *testing.T) {
+	a, at := newListener(t)
+	quiet := newUCX(t, Config{})
+	bare, err := NewAgent("", Config{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, bare.Close()) })
+	store := netip.AddrPort{}
+	for _, c := range []struct {
+		agent *Agent
+		at    netip.AddrPort
+	}{
+		{quiet, at},
+		{bare, at},
+		{a, store},
+		{a, netip.MustParseAddrPort("127.0.0.1:0")},
+		{a, netip.MustParseAddrPort("0.0.0.0:80")},
+	} {
+		require.ErrorIs(t, c.agent.SendMetadata(c.at), ErrInvalid, c.at)
+		require.ErrorIs(t, c.agent.SendPartialMetadata(c.at), ErrInvalid, c.at)
+		require.ErrorIs(t, c.agent.FetchRemote("x", c.at), ErrInvalid, c.at)
+		require.ErrorIs(t, c.agent.InvalidateLocal(c.at), ErrInvalid, c.at)
+	}
+	require.ErrorContains(t, a.SendMetadata(store), "NIXL_ETCD_ENDPOINTS")
+	require.ErrorIs(t, a.FetchRemote("", at), ErrInvalid)
+	require.ErrorIs(t, a.FetchRemote(a.Name(), at), ErrInvalid)
+	require.ErrorIs(t, a.SendPartialMetadata(at, nil), ErrInvalid)
+	require.NoError(t, a.Close())
+	require.ErrorIs(t, a.SendMetadata(at), ErrClosed)
+	require.ErrorIs(t, a.FetchRemote("x", at), ErrClosed)
+	require.ErrorIs(t, a.InvalidateLocal(at), ErrClosed)
+	_, err = a.PartialMetadata()
+	require.ErrorIs(t, err, ErrClosed)
+}
+
+// peer-tests C5, B25, B37: connection information first, then range by range.
+func TestPartialMetadataAdds(t *testing.T) {
+	owner, reader := newUCX(t, Config{}), newUCX(t, Config{})
+	dst := registered(t, reader, 4096)
+	var regs []*Registration
+	var descs []Desc
+	for range 3 {
+		b := mustBuffer(t, 4096)
+		r, err := owner.Register(b)
+		require.NoError(t, err)
+		regs, descs = append(regs, r), append(descs, blocks(b, 4096)...)
+	}
+	load := func(regs ...*Registration) error {
+		blob, err := owner.PartialMetadata(regs...)
+		require.NoError(t, err)
+		_, err = reader.LoadRemote(blob)
+		return err
+	}
+	check := func(d Desc) error {
+		err := reader.CheckRemote(owner.Name(), DRAM, []Desc{d})
+		list, prepared := reader.PrepareRemote(owner.Name(), DRAM, []Desc{d})
+		require.Equal(t, err == nil, prepared == nil, "%v, but %v", err, prepared)
+		if prepared == nil {
+			require.NoError(t, list.Close())
+		}
+		return err
+	}
+	require.ErrorIs(t, load(regs[0]), ErrNotFound, "no connection information yet. peer-tests C6")
+	require.NoError(t, load())
+	require.NoError(t, reader.CheckRemote(owner.Name(), DRAM, nil))
+	require.ErrorIs(t, check(descs[0]), ErrNotFound)
+	require.NoError(t, load(regs[0]))
+	require.NoError(t, check(descs[0]))
+	require.ErrorIs(t, check(descs[1]), ErrNotFound)
+
+	list, err := reader.PrepareRemote(owner.Name(), DRAM, descs[:1])
+	require.NoError(t, err)
+	require.NoError(t, load(regs[1], regs[2]))
+	require.NoError(t, load(regs[1]), "again")
+	for _, d := range descs {
+		require.NoError(t, check(d))
+	}
+	local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
+	require.NoError(t, err)
+	x, err := reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
+	require.NoError(t, err, "what was prepared before is not stale")
+	finish(t, x)
+	require.NoError(t, x.Close())
+
+	require.NoError(t, reader.InvalidateRemote(owner.Name()))
+	require.ErrorIs(t, check(descs[0]), ErrNotFound)
+	require.ErrorIs(t, reader.InvalidateRemote(owner.Name()), ErrNotFound, "a second time")
+	require.ErrorIs(t, load(regs[0]), ErrNotFound)
+}
+
+// A range whose key changed makes the library drop the peer but keep the
+// connection, and the name never loads again.
+func TestPartialMetadataOfMemoryRegisteredAnew(t *testing.T) {
+	l := newLink(t, 4096, 4096)
+	blob, err := l.owner.PartialMetadata()
+	require.NoError(t, err)
+	f, err := parseMetadata(blob)
+	require.NoError(t, err)
+	require.False(t, f.partial)
+	old := section{backend: "UCX", list: "nixlSDList", mem: uint32(DRAM), count: 1, descs: []Desc{{l.src.Addr(), 4096, 0}}}
+	_, err = l.reader.LoadRemote(metadataBlob(l.owner.Name(), 0, 1, old).Bytes())
+	require.ErrorIs(t, err, ErrInvalid)
+	require.ErrorContains(t, err, "registered anew")
+	finish(t, l.read(t, TransferOptions{}))
+}
+
+// peer-tests B36, B37, C6
+func TestPartialMetadataIsChecked(t *testing.T) {
+	a, other := newUCX(t, Config{}), newUCX(t, Config{})
+	r, err := a.Register(mustBuffer(t, 4096))
+	require.NoError(t, err)
+	for _, regs := range [][]*Registration{{nil}, {r, nil}} {
+		_, err := a.PartialMetadata(regs...)
+		require.ErrorIs(t, err, ErrInvalid)
+	}
+	_, err = other.PartialMetadata(r)
+	require.ErrorIs(t, err, ErrInvalid)
+	require.NoError(t, r.Close())
+	_, err = a.PartialMetadata(r)
+	require.ErrorIs(t, err, ErrClosed)
+	blob, err := a.PartialMetadata()
+	require.NoError(t, err)
+	name, err := MetadataAgentName(blob)
+	require.NoError(t, err)
+	require.Equal(t, a.Name(), name)
+}
+
+// peer-tests B22: what is sent and drained through a named backend is the same.
+func TestNotificationsThroughABackend(t *testing.T) {
+	l := newLink(t, 4096, 8)
+	from, to := l.owner.s.backends[0], l.reader.s.backends[0]
+	require.NoError(t, from.Connect(l.reader.Name()))
+	want := []Notification{{l.owner.Name(), []byte("\x00through\xff")}}
+	for _, c := range []struct {
+		send  func(string, []byte) error
+		drain func([]Notification) ([]Notification, error)
+	}{
+		{l.owner.Notify, l.reader.Notifications},
+		{l.owner.Notify, to.Notifications},
+		{from.Notify, l.reader.Notifications},
+		{from.Notify, to.Notifications},
+	} {
+		require.NoError(t, c.send(l.reader.Name(), want[0].Payload))
+		var got []Notification
+		require.Eventually(t, func() bool {
+			var err error
+			got, err = c.drain(got)
+			require.NoError(t, err)
+			return len(got) > 0
+		}, patience, time.Millisecond)
+		require.Equal(t, want, got)
+	}
+	require.ErrorIs(t, from.Notify("nobody", nil), ErrNotFound)
+	require.NoError(t, l.owner.Close())
+	require.ErrorIs(t, from.Notify(l.reader.Name(), nil), ErrClosed)
+	require.ErrorIs(t, from.Connect(l.reader.Name()), ErrClosed)
+	_, err := from.Notifications(nil)
+	require.ErrorIs(t, err, ErrClosed)
+}
