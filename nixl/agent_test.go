@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"regexp"
 	"runtime"
@@ -121,6 +122,7 @@ func everyCall(t *testing.T, l *link) map[string]func() error {
 	a, desc := l.reader, []Desc{blocks(l.dst, 4096)[0]}
 	b := a.s.backends[0]
 	spare := mustBuffer(t, 4096)
+	nowhere := netip.MustParseAddrPort("127.0.0.1:9")
 	return map[string]func() error{
 		"Plugins":          func() error { _, err := a.Plugins(); return err },
 		"PluginParams":     func() error { _, _, err := a.PluginParams("UCX"); return err },
@@ -144,6 +146,24 @@ func everyCall(t *testing.T, l *link) map[string]func() error {
 		"Wait":          func() error { return x.Wait(context.Background()) },
 		"Notify":        func() error { return a.Notify(l.owner.Name(), []byte("m")) },
 		"Notifications": func() error { _, err := a.Notifications(nil); return err },
+		"CreateTransfer": func() error {
+			y, err := a.CreateTransfer(Read, DRAM, desc, l.owner.Name(), DRAM, blocks(l.src, 4096)[:1], TransferOptions{})
+			if err == nil {
+				err = y.Close()
+			}
+			return err
+		},
+		"Telemetry":             func() error { _, err := x.Telemetry(); return err },
+		"Transfer.Backend":      func() error { _, err := x.Backend(); return err },
+		"PartialMetadata":       func() error { _, err := a.PartialMetadata(); return err },
+		"SendMetadata":          func() error { return a.SendMetadata(nowhere) },
+		"SendPartialMetadata":   func() error { return a.SendPartialMetadata(nowhere) },
+		"FetchRemote":           func() error { return a.FetchRemote("somebody", nowhere) },
+		"InvalidateLocal":       func() error { return a.InvalidateLocal(nowhere) },
+		"Backend.Query":         func() error { _, err := b.Query(File, []Query{{Name: "f"}}); return err },
+		"Backend.Notify":        func() error { return b.Notify(l.owner.Name(), []byte("m")) },
+		"Backend.Notifications": func() error { _, err := b.Notifications(nil); return err },
+		"Backend.Connect":       func() error { return b.Connect(l.owner.Name()) },
 		"Registration.Close": func() error {
 			if err := reg.Close(); err != nil {
 				return err

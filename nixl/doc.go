@@ -47,7 +47,7 @@
 //	Registration   Register                    Close, refused while lists or          peers can reach the memory,
 //	                                           transfers refer to it; or its agent    over TCP even afterwards
 //	List           PrepareLocal, PrepareRemote Close; or its agent                    its registrations cannot be closed
-//	Transfer       NewTransfer                 Close, refused until it is settled;    the local memory of a READ is the
+//	Transfer       NewTransfer, CreateTransfer Close, refused until it is settled;    the local memory of a READ is the
 //	                                           or its agent                           library's from Post until settled
 //	Notification   Notifications               the collector; it is Go memory
 //	metadata       LocalMetadata               the collector; it is Go memory
@@ -75,6 +75,53 @@
 // errors.Is. ErrInvalid means that the call was refused and nothing changed.
 // ErrPeer means that a sound request failed: the peer or the way to it. The C
 // library itself answers both with one status.
+//
+// # Functions of the C API that have no method of their own
+//
+// Each method names the C functions that it is made of. These are in none, since
+// another call does their job (make api-coverage checks both):
+//
+//	nixl_capi_create_agent                  create_configured_agent: its defaults are unsafe with goroutines
+//	nixl_capi_mem_list_is_empty             mem_list_size: the list is copied and freed in one crossing
+//	nixl_capi_mem_type_to_string            MemType.String: the types are constants of the ABI
+//	nixl_capi_opt_args_get_notif_msg        TransferOptions: reads back what this package set just before
+//	nixl_capi_opt_args_get_custom_param     TransferOptions: as above
+//	nixl_capi_opt_args_get_has_notif        TransferOptions: as above
+//	nixl_capi_opt_args_get_skip_desc_merge  TransferOptions: as above
+//	nixl_capi_xfer_dlist_get_type           []Desc: descriptors live in Go slices, and a C list only for one crossing
+//	nixl_capi_xfer_dlist_desc_count         []Desc: len
+//	nixl_capi_xfer_dlist_len                []Desc: len
+//	nixl_capi_xfer_dlist_is_empty           []Desc: len
+//	nixl_capi_xfer_dlist_trim               []Desc: slices.Clip
+//	nixl_capi_xfer_dlist_rem_desc           []Desc: slices.Delete
+//	nixl_capi_xfer_dlist_clear              []Desc: a new slice
+//	nixl_capi_xfer_dlist_resize             []Desc: make
+//	nixl_capi_xfer_dlist_print              []Desc: Desc.String
+//	nixl_capi_reg_dlist_get_type            Memory: one region is one registration, its list lives for one crossing
+//	nixl_capi_reg_dlist_desc_count          Memory: as above
+//	nixl_capi_reg_dlist_is_empty            Memory: as above
+//	nixl_capi_reg_dlist_trim                Memory: as above
+//	nixl_capi_reg_dlist_rem_desc            Memory: as above
+//	nixl_capi_reg_dlist_clear               Memory: as above
+//	nixl_capi_reg_dlist_resize              Memory: as above
+//	nixl_capi_reg_dlist_print               Memory: as above
+//
+// A library that is older than a function answers errors.ErrUnsupported to the
+// calls that need it, and the error names the function and the first release with it.
+//
+// # Files, objects and GPUs
+//
+// A [FileRange] or [ObjectRange] that is registered is remote memory of the agent
+// itself: a READ or WRITE names the agent's own name as the remote one. [Device]
+// describes memory of a GPU.
+//
+// # Metadata that the library carries
+//
+// With Config.Listen, agents can also send each other metadata by themselves
+// ([Agent.SendMetadata], [Agent.FetchRemote]), and with NIXL_ETCD_ENDPOINTS in the
+// environment through etcd. What comes this way is not checked before the library
+// parses it. A peer that was fetched is known only to the library: it is asked
+// again for every list and every post.
 //
 // # Environment
 //

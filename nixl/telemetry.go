@@ -42,10 +42,10 @@ func wallClock(micros uint64) time.Time {
 // rawTimes is nixlgo_times: microseconds, bytes and a count.
 type rawTimes struct{ start, post, transfer, bytes, descs uint64 }
 
-// Telemetry returns what was recorded about the last post, once the transfer is
-// done. It is ErrNoTelemetry if the agent was created without Config.Telemetry
-// (or with NIXL_TELEMETRY_ENABLE=n in the environment, which wins), and ErrState
-// if the transfer is not done.
+// Telemetry returns what was recorded about the last post of a transfer that is
+// done; before that it is ErrState. ErrNoTelemetry says that nothing is recorded:
+// the agent was created without Config.Telemetry, or with NIXL_TELEMETRY_ENABLE=n
+// in the environment, which wins.
 //
 // Implements:
 //
@@ -57,14 +57,15 @@ func (t *Transfer) Telemetry() (Telemetry, error) {
 	}
 	defer t.s.a.mu.Unlock()
 	remote := t.s.remote.remote
+	if t.s.state != Done {
+		return Telemetry{}, &Error{Op: op, Remote: remote, Cause: ErrState, Detail: "the transfer is " + t.s.state.String() + ", not done"}
+	}
 	raw, st := rawTelemetry(t.s.a.h, t.s.h)
 	switch {
 	case st == StatusNoTelemetry:
 		return Telemetry{}, &Error{Op: op, Remote: remote, Status: st, Detail: "create the agent with Config.Telemetry, and without NIXL_TELEMETRY_ENABLE=n"}
-	case t.s.state != Done:
-		return Telemetry{}, &Error{Op: op, Remote: remote, Cause: ErrState, Detail: "the transfer is " + t.s.state.String() + ", not done"}
-	case st != StatusSuccess:
-		return Telemetry{}, failed(op, remote, min(st, StatusBackend))
+	case st < 0:
+		return Telemetry{}, failed(op, remote, st)
 	}
 	return Telemetry{
 		Start:       wallClock(raw.start),

@@ -10,8 +10,6 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -20,6 +18,8 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
+
+	"github.com/nixlgo/nixlgo/cgo_test/crate"
 )
 
 func main() {
@@ -40,7 +40,7 @@ func check(header string) (string, error) {
 	version := "given header"
 	if header == "" {
 		var err error
-		if header, version, err = crateHeader(filepath.Join(here, "Cargo.toml")); err != nil {
+		if header, version, err = crate.Header(); err != nil {
 			return "", err
 		}
 	}
@@ -81,35 +81,6 @@ func check(header string) (string, error) {
 		len(our), len(their.functions), len(their.constants), len(their.structs), their.fields(), version), nil
 }
 
-// crateHeader finds the header of the crate in cargo's registry, which it fills if needed.
-func crateHeader(manifest string) (path, version string, err error) {
-	if out, err := exec.Command("cargo", "fetch", "--quiet", "--manifest-path", manifest).CombinedOutput(); err != nil {
-		return "", "", fmt.Errorf("cargo fetch: %w\n%s", err, out)
-	}
-	cmd := exec.Command("cargo", "metadata", "--offline", "--format-version", "1", "--manifest-path", manifest)
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return "", "", fmt.Errorf("cargo metadata: %w\n%s", err, stderr.Bytes())
-	}
-	var metadata struct {
-		Packages []struct {
-			Name, Version string
-			ManifestPath  string `json:"manifest_path"`
-		}
-	}
-	if err := json.Unmarshal(out, &metadata); err != nil {
-		return "", "", fmt.Errorf("cargo metadata: %w", err)
-	}
-	for _, p := range metadata.Packages {
-		if p.Name == "nixl-sys" {
-			return filepath.Join(filepath.Dir(p.ManifestPath), "wrapper.h"), p.Version, nil
-		}
-	}
-	return "", "", fmt.Errorf("%s does not depend on nixl-sys", manifest)
-}
-
 type contract struct {
 	functions []string
 	constants []string
@@ -129,20 +100,15 @@ func (c *contract) fields() (n int) {
 }
 
 var (
-	comments  = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
-	functions = regexp.MustCompile(`\b(nixl_capi_\w+)\s*\(`)
-	enums     = regexp.MustCompile(`(?s)\benum\s*\w*\s*\{(.*?)\}`)
-	structs   = regexp.MustCompile(`(?s)\bstruct\s+(\w+)\s*\{(.*?)\}`)
-	lastWord  = regexp.MustCompile(`(\w+)\s*$`)
+	enums    = regexp.MustCompile(`(?s)\benum\s*\w*\s*\{(.*?)\}`)
+	structs  = regexp.MustCompile(`(?s)\bstruct\s+(\w+)\s*\{(.*?)\}`)
+	lastWord = regexp.MustCompile(`(\w+)\s*$`)
 )
 
 // parseHeader lists what the contract declares. The compiler does the rest.
 func parseHeader(text string) (*contract, error) {
-	text = comments.ReplaceAllString(text, "")
-	c := new(contract)
-	for _, m := range functions.FindAllStringSubmatch(text, -1) {
-		c.functions = append(c.functions, m[1])
-	}
+	text = crate.Uncomment(text)
+	c := &contract{functions: crate.Functions(text)}
 	for _, m := range enums.FindAllStringSubmatch(text, -1) {
 		for item := range strings.SplitSeq(m[1], ",") {
 			if name := strings.TrimSpace(strings.SplitN(item, "=", 2)[0]); name != "" {

@@ -7,11 +7,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/crate"
 )
 
 // Each change of the contract that would break this module is found.
 func TestDifferencesAreFound(t *testing.T) {
-	header, _, err := crateHeader("Cargo.toml")
+	header, _, err := crate.Header()
 	require.NoError(t, err)
 	text, err := os.ReadFile(header)
 	require.NoError(t, err)

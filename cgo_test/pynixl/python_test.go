@@ -1,3 +1,5 @@
+//go:build pynixl
+
 package pynixl
 
 import (
@@ -42,7 +44,7 @@ type python struct {
 func startPython(t *testing.T, name string) *python {
 	t.Helper()
 	packages := filepath.Join(root(), ".nixl-python")
-	require.DirExists(t, filepath.Join(packages, "nixl_cu12"), "run `make setup-python`: NIXL's Python API is not installed")
+	require.DirExists(t, filepath.Join(packages, "nixl_cu12"), "NIXL's Python API is not installed: run `make test-pynixl`")
 	program := os.Getenv("NIXLGO_PYTHON")
 	if program == "" {
 		program = "python3"

@@ -1,3 +1,5 @@
+//go:build pynixl
+
 package pynixl
 
 import (
@@ -161,7 +163,7 @@ func library(t *testing.T, version string) string {
 	}
 	found, err := filepath.Glob(filepath.Join(folder, ".nixl_cu*.mesonpy.libs", "libnixl_capi.so"))
 	require.NoError(t, err)
-	require.Len(t, found, 1, "run `make setup-versions`: NIXL %s is not installed in %s", version, folder)
+	require.Len(t, found, 1, "NIXL %s is not installed in %s: run `make setup-versions`", version, folder)
 	return found[0]
 }
 

@@ -226,7 +226,11 @@ func (h *holder) handler(local bool) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(w http.ResponseWriter, r *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if host, _, err := net.SplitHostPort(r.Host); local && (err != nil || !loopback(host)) {
+			host, _, err := net.SplitHostPort(r.Host)
+			if err != nil {
+				host = r.Host // port 80
+			}
+			if local && !loopback(host) {
 				h.refuse(w, r, refusal(http.StatusForbidden, hold.CodeForbidden, "Host is %.80q, want the loopback address that the daemon listens on", r.Host))
 			} else if err := f(w, r); err != nil {
 				h.refuse(w, r, err)

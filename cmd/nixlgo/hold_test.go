@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -171,6 +173,64 @@ func TestHoldGoesOnAfterItWasKilled(t *testing.T) {
 	require.Zero(t, after.ReadCompletes, "a daemon releases nothing on its own")
 	require.NoError(t, d.Release(t.Context(), h.ID))
 	requireEnds(t, held, lease.ReasonRead)
+}
+
+// Killed at any moment: what was promised is held by the next run, and what was ended is not.
+func TestHoldKeepsItsPromisesWhenItIsKilledAtAnyMoment(t *testing.T) {
+	exe, args := program(t), socketArgs(t)
+	held, ended := map[string]bool{}, map[string]bool{}
+	for round := range 4 {
+		d := startHold(t, exe, args...)
+		all, err := d.List(t.Context())
+		require.NoError(t, err)
+		found := map[string]bool{}
+		for _, h := range all {
+			found[h.ID] = true
+			require.False(t, ended[h.ID], "round %d: %s was ended", round, h.Request)
+		}
+		for id := range held {
+			require.True(t, found[id], "round %d: %s was promised", round, id)
+		}
+		var mu sync.Mutex
+		var clients sync.WaitGroup
+		promised := 0
+		for client := range 4 {
+			clients.Go(func() {
+				for n := 0; ; n++ {
+					h, err := d.Hold(t.Context(), nowhere(fmt.Sprint(round, "-", client, "-", n)), time.Minute)
+					if err != nil {
+						return // killed; nothing was promised
+					}
+					mu.Lock()
+					held[h.ID] = true
+					promised++
+					mu.Unlock()
+					if n%2 == 0 {
+						continue
+					}
+					mu.Lock()
+					delete(held, h.ID) // from here on it may be either
+					mu.Unlock()
+					if d.Leave(t.Context(), h.ID) != nil {
+						return
+					}
+					mu.Lock()
+					ended[h.ID] = true
+					mu.Unlock()
+				}
+			})
+		}
+		require.Eventually(t, func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return promised >= 10*(round+1)
+		}, 20*time.Second, time.Millisecond)
+		require.NoError(t, d.cmd.Process.Kill())
+		clients.Wait()
+		require.Error(t, d.cmd.Wait())
+	}
+	require.NotEmpty(t, held)
+	require.NotEmpty(t, ended)
 }
 
 func TestHoldReleasesNothingWhenItIsStopped(t *testing.T) {
