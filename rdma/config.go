@@ -41,6 +41,12 @@ type WorkerConfig struct {
 	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
 	CheckPoll        time.Duration // how long Step waits for slot READs it has just posted; 0: 200 µs
 
+	// MaxBytesPerPeer and MaxReadsPerPeer bound what is read from one engine at a time: the bytes of all its ranks together,
+	// and the requests. Later pulls wait in order of arrival and hold up no other engine's; ReadTimeout counts from their
+	// arrival. A request of more bytes is read alone. 0: 1 GiB, which is 20 ms at 400 Gb/s, and 256, as vLLM's max_num_seqs.
+	MaxBytesPerPeer int64
+	MaxReadsPerPeer int
+
 	// Zero writes zeros into n bytes of the KV memory at addr: what a local block holds beyond the owner's last block, which
 	// happens where blocks have other sizes there. Step calls it before it posts the READ. Nil: those bytes stay as they were.
 	Zero func(addr uint64, n int)
@@ -71,6 +77,8 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, 5*time.Second)
 	c.ReadTimeout = cmp.Or(c.ReadTimeout, time.Minute)
 	c.CheckPoll = cmp.Or(c.CheckPoll, 200*time.Microsecond)
+	c.MaxBytesPerPeer = cmp.Or(c.MaxBytesPerPeer, 1<<30)
+	c.MaxReadsPerPeer = cmp.Or(c.MaxReadsPerPeer, 256)
 	c.KV.Layout = cmp.Or(c.KV.Layout, "LBHNC")
 	c.KV.Attention = cmp.Or(c.KV.Attention, "CPU_ATTN")
 	c.KV.BlockTokens = cmp.Or(c.KV.BlockTokens, 16)
@@ -89,6 +97,8 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 		return bad("KV has %d regions", len(c.KV.Regions))
 	case c.HandshakeTimeout < 0 || c.ReadTimeout < 0 || c.CheckPoll < 0:
 		return bad("a timeout is negative")
+	case c.MaxBytesPerPeer < 0 || c.MaxReadsPerPeer < 0:
+		return bad("MaxBytesPerPeer %d, MaxReadsPerPeer %d", c.MaxBytesPerPeer, c.MaxReadsPerPeer)
 	}
 	if h := c.KV.Heads; h < 0 || h > 0 && !divides(h, c.TPSize) {
 		return bad("KV.Heads %d cannot be spread evenly over TPSize %d ranks", h, c.TPSize)

@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"container/list"
 	"context"
 	"fmt"
 	"time"
@@ -21,12 +22,15 @@ type peer struct {
 	failures int       // handshakes failed in a row
 	retryAt  time.Time // no handshake before
 
-	// What waits for the handshake.
-	pulls    []*pull
+	pulls list.List // *pull: those that wait for the handshake, or for others to end, in order of arrival
+
+	// What waits for the handshake besides.
 	beats    []lease.Target
 	releases []lease.Release
 
-	active int // posted transfers that are not terminal yet
+	active  int   // posted transfers that are not terminal yet
+	reading int   // pulls of which block READs are not terminal yet
+	bytes   int64 // of those pulls
 }
 
 type peerState int
@@ -258,8 +262,9 @@ func (w *Worker) connectFailed(p *peer, now time.Time, err error) {
 // failWaiting ends what waited for a handshake that will not come: pulls fail with p.err, and releases are given up, for
 // the lease ends by itself.
 func (w *Worker) failWaiting(p *peer, res *lease.Result) {
-	for _, x := range p.pulls {
-		delete(w.reads, x.Request)
+	for e := p.pulls.Front(); e != nil; e = p.pulls.Front() {
+		x := e.Value.(*pull)
+		w.forget(x)
 		w.refuse(x.Request, lease.CauseHandshake, p.err, res)
 	}
 	for _, r := range p.releases {
@@ -268,22 +273,20 @@ func (w *Worker) failWaiting(p *peer, res *lease.Result) {
 	if len(p.beats) > 0 {
 		res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
 	}
-	p.pulls, p.beats, p.releases = nil, nil, nil
+	p.beats, p.releases = nil, nil
 }
 
 // flush sends what waited for the handshake with p: heartbeats first, for they keep the leases that the reads need.
 func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
-	beats, releases, pulls := p.beats, p.releases, p.pulls
-	p.beats, p.releases, p.pulls = nil, nil, nil
+	beats, releases := p.beats, p.releases
+	p.beats, p.releases = nil, nil
 	if len(beats) > 0 {
 		w.sendBeats(p, beats, res)
 	}
 	for _, r := range releases {
 		w.sendRelease(p, r, res)
 	}
-	for _, x := range pulls {
-		w.post(x, now, res)
-	}
+	w.pump(p, now, res)
 }
 
 // broke marks p for a new handshake after a failed transfer or notification. The agent's state for it is dropped only
@@ -307,8 +310,11 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 				}
 			}
 			p.ranks, p.state = nil, idle
+			if e := p.pulls.Front(); e != nil {
+				e.Value.(*pull).plan = nil // it names the ranks
+			}
 		}
-		waiting := len(p.pulls)+len(p.releases)+len(p.beats) > 0
+		waiting := p.pulls.Len()+len(p.releases)+len(p.beats) > 0
 		switch {
 		case p.state == idle && waiting:
 			if !w.connect(p, now) {

@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"container/list"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,8 +17,19 @@ type pull struct {
 	lease.Pull
 	peer     *peer
 	deadline time.Time
-	started  bool // its READs are posted, lease.Pulls has it
-	ended    bool // reported as failed; kept while a READ of it is active
+	place    *list.Element // in the peer's queue, until its READs are posted
+	plan     []blockRead   // those READs, once it is the first in the queue
+	bytes    int64         // of those READs
+	reading  int           // of those READs, posted and not terminal yet
+	started  bool          // its READs are posted, lease.Pulls has it
+	ended    bool          // reported as failed; kept while a READ of it is active
+}
+
+// blockRead is what a pull reads from one rank of the owner.
+type blockRead struct {
+	*remoteRank
+	li, ri []int32
+	rest   [][]int // to be zeroed
 }
 
 // transfer is a posted READ: of a request's blocks, or of the slots of a batch of requests.
@@ -53,10 +65,38 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 		return
 	}
 	w.reads[in.Request] = x
-	if x.peer.state == connected {
+	if w.overdue.IsZero() || x.deadline.Before(w.overdue) {
+		w.overdue = x.deadline
+	}
+	x.place = x.peer.pulls.PushBack(x)
+	w.pump(x.peer, now, res)
+}
+
+// pump posts the pulls that wait for p as far as the caps allow, in order of arrival: a long one is not overtaken for ever.
+func (w *Worker) pump(p *peer, now time.Time, res *lease.Result) {
+	for p.state == connected && p.pulls.Len() > 0 {
+		x := p.pulls.Front().Value.(*pull)
+		if x.plan == nil {
+			if cause, err := w.prepare(x); err != nil {
+				w.forget(x)
+				w.refuse(x.Request, cause, err, res)
+				continue
+			}
+		}
+		if p.reading > 0 && (p.reading >= w.cfg.MaxReadsPerPeer || x.bytes > w.cfg.MaxBytesPerPeer-p.bytes) {
+			return
+		}
 		w.post(x, now, res)
-	} else {
-		x.peer.pulls = append(x.peer.pulls, x)
+	}
+}
+
+// refill posts what the READs that ended have made room for.
+func (w *Worker) refill(now time.Time, res *lease.Result) {
+	if len(w.reads) == 0 {
+		return
+	}
+	for _, p := range w.peers {
+		w.pump(p, now, res)
 	}
 }
 
@@ -66,55 +106,70 @@ func (w *Worker) refuse(request string, cause lease.Cause, err error, res *lease
 	res.Failed = append(res.Failed, lease.Failure{Request: request, Cause: cause, Message: message(cause, err)})
 }
 
-// post starts the block READs of x, one per rank of the owner that has blocks for this rank.
-func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
+// prepare works out the block READs of x, one per rank of the owner that has blocks for this rank.
+func (w *Worker) prepare(x *pull) (lease.Cause, error) {
 	p := x.peer
-	refuse := func(cause lease.Cause, err error) {
-		delete(w.reads, x.Request)
-		w.refuse(x.Request, cause, err, res)
-	}
-	if err := p.clock.Check(now, x.Pull); err != nil {
-		refuse(lease.CauseOf(err), err)
-		return
-	}
-	type read struct {
-		*remoteRank
-		li, ri []int32
-		rest   [][]int // to be zeroed
-	}
-	var reads []read
-	var ranks []int
+	plan, bytes := make([]blockRead, 0, len(p.ranks)), int64(0)
 	for i := range p.ranks {
 		r := &p.ranks[i]
 		if !r.source() {
 			continue
 		}
 		if err := x.verifiable(r.meta); err != nil {
-			refuse(lease.CauseUnverifiable, err)
-			return
+			return lease.CauseUnverifiable, err
 		}
 		local, remote, err := pair(&w.meta, r.meta, x.LocalBlocks, x.RemoteBlocks, extents{x.RemoteTokens, x.Tokens})
 		if err != nil {
-			refuse(lease.CauseInvalid, err)
-			return
+			return lease.CauseInvalid, err
 		}
-		d := read{remoteRank: r, li: r.local.indices(nil, &w.meta, local), ri: r.remote.indices(nil, &w.meta, remote)}
+		d := blockRead{remoteRank: r, li: r.local.indices(nil, &w.meta, local), ri: r.remote.indices(nil, &w.meta, remote)}
 		ascend(d.li, d.ri)
 		if w.cfg.Zero != nil && w.meta.logical() != r.meta.logical() {
 			if d.rest, err = rest(&w.meta, r.meta, x.LocalBlocks, local); err != nil {
-				refuse(lease.CauseInvalid, err)
-				return
+				return lease.CauseInvalid, err
 			}
 		}
-		reads = append(reads, d)
+		plan = append(plan, d)
+		bytes += r.local.bytes(&w.meta, local)
+	}
+	x.plan, x.bytes = plan, bytes
+	return 0, nil
+}
+
+// bytes is the length of pieces, given per group as for indices.
+func (v view) bytes(m *Metadata, pieces [][]int) (n int64) {
+	for g, ps := range pieces {
+		for r, c := range v.cuts {
+			if m.inGroup(r, g) {
+				n += int64(len(ps)) * int64(c.rows) * int64(c.size)
+			}
+		}
+	}
+	return n
+}
+
+// post starts the block READs of x, which was prepared.
+func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
+	p, plan := x.peer, x.plan
+	p.pulls.Remove(x.place)
+	x.place, x.plan = nil, nil
+	var ranks []int
+	for _, r := range plan {
 		ranks = append(ranks, r.rank)
 	}
-	if err := w.pulls.Start(x.Pull, ranks); err != nil {
-		refuse(lease.CauseOf(err), err)
+	err := p.clock.Check(now, x.Pull)
+	if err == nil {
+		err = w.pulls.Start(x.Pull, ranks)
+	}
+	if err != nil {
+		delete(w.reads, x.Request)
+		w.refuse(x.Request, lease.CauseOf(err), err, res)
 		return
 	}
-	x.started = true
-	for _, r := range reads {
+	x.started, x.reading = true, len(plan)
+	p.reading++
+	p.bytes += x.bytes
+	for _, r := range plan {
 		if r.rest != nil {
 			r.local.each(&w.meta, r.rest, w.cfg.Zero)
 		}
@@ -147,8 +202,12 @@ func ascend(li, ri []int32) {
 	}
 }
 
-// blocksRead hands the end of a block READ to lease.Pulls.
+// blocksRead hands the end of a block READ to lease.Pulls. Others may take its place from the next refill on.
 func (w *Worker) blocksRead(x *pull, rank int, err error) {
+	if x.reading--; x.reading == 0 {
+		x.peer.reading--
+		x.peer.bytes -= x.bytes
+	}
 	if err != nil {
 		err = readError(err)
 	}
@@ -445,16 +504,26 @@ func (w *Worker) giveUp(request string, res *lease.Result) {
 	}
 }
 
-// forget drops a pull that waits for a handshake.
+// forget drops a pull that waits in its peer's queue.
 func (w *Worker) forget(x *pull) {
 	delete(w.reads, x.Request)
-	x.peer.pulls = slices.DeleteFunc(x.peer.pulls, func(y *pull) bool { return y == x })
+	x.peer.pulls.Remove(x.place)
 }
 
 // expire fails the pulls whose time is over. Their READs go on: NIXL cannot stop them.
 func (w *Worker) expire(now time.Time, res *lease.Result) {
+	if now.Before(w.overdue) {
+		return
+	}
+	w.overdue = time.Time{}
 	for id, x := range w.reads {
-		if x.ended || now.Before(x.deadline) {
+		if x.ended {
+			continue
+		}
+		if now.Before(x.deadline) {
+			if w.overdue.IsZero() || x.deadline.Before(w.overdue) {
+				w.overdue = x.deadline
+			}
 			continue
 		}
 		err := fmt.Errorf("%w: engine %q did not deliver within %s", lease.ErrTimeout, x.Peer.Engine, w.cfg.ReadTimeout)

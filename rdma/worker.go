@@ -42,6 +42,7 @@ type Worker struct {
 	pulls    *lease.Pulls
 	peers    map[string]*peer
 	reads    map[string]*pull // by local request
+	overdue  time.Time        // no pull is overdue before
 	active   []*transfer
 	settling []*transfer      // failed, and the fabric may still write for them
 	polled   []Read           // scratch of poll
@@ -150,6 +151,7 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	}
 	err = errors.Join(err, w.drain(now))
 	w.poll()
+	w.refill(now, &res)
 	w.verify()
 	w.expire(now, &res)
 	w.finish(&res)

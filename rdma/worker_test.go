@@ -499,7 +499,7 @@ func TestOwnerThatCameBackUnderItsNameIsReadAgain(t *testing.T) {
 	}
 }
 
-func TestReadThatNeverEndsIsFailedAndQuarantined(t *testing.T) {
+func TestHandshakeThatNeverEndsIsATimeout(t *testing.T) {
 	now, owner, reader := pair2(t, func(c *WorkerConfig) { c.ReadTimeout = time.Minute })
 	p := owner.publish("req", 2)
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
