@@ -102,8 +102,8 @@ test-topology: setup ## every shape of tensor parallelism, groups and blocks, ea
 	@go run ./cgo_test/topology
 
 interop-vllm: setup ## against a real vLLM on both ends of the wire (2.4 GB of packages in .vllm)
-	@sh cgo_test/vllm/setup.sh .vllm
-	@NIXLGO_VLLM=$(CURDIR)/.vllm go test -count=1 -tags interop_vllm -timeout 20m ./cgo_test/vllm
+	@test -n "$${NIXLGO_VLLM:-}" || sh cgo_test/vllm/setup.sh .vllm
+	@cd cgo_test/vllm && NIXLGO_VLLM=$${NIXLGO_VLLM:-$(CURDIR)/.vllm} go test -count=1 -tags interop_vllm -timeout 20m -run 'TestInterop$$'
 
 chaos: setup ## two owners, two readers and every fault for CHAOS (60s), then without verification
 	@go run ./cgo_test/chaos -both -duration $(CHAOS)
