@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,8 +85,10 @@ func pack(t *testing.T, v any) []byte {
 // fake is a side channel that answers what the test says.
 type fake struct {
 	port  int
-	reply [][]byte
+	reply atomic.Pointer[[][]byte]
 }
+
+func (f *fake) answer(frames ...[]byte) { f.reply.Store(&frames) }
 
 func newFake(t *testing.T) *fake {
 	t.Helper()
@@ -94,7 +97,7 @@ func newFake(t *testing.T) *fake {
 	f := &fake{port: l.Addr().(*net.TCPAddr).Port}
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	s := &zmtp.Server{Handler: func(context.Context, [][]byte) ([][]byte, error) { return f.reply, nil }}
+	s := &zmtp.Server{Handler: func(context.Context, [][]byte) ([][]byte, error) { return *f.reply.Load(), nil }}
 	go func() { served <- s.Serve(ctx, l) }()
 	t.Cleanup(func() {
 		cancel()
@@ -196,7 +199,7 @@ func TestReaderOfMetadataOfOtherVersions(t *testing.T) {
 			engine := fmt.Sprint("case-", i) // a reader waits before it asks an engine again that was refused
 			m["engine_id"] = engine
 			r.change(m)
-			side.reply = [][]byte{pack(t, map[string]any{"compatibility_hash": "other", "agent_metadata_bytes": pack(t, m)}), clock}
+			side.answer(pack(t, map[string]any{"compatibility_hash": "other", "agent_metadata_bytes": pack(t, m)}), clock)
 			fill(owner, byte(i+1), 3)
 			pub, err := owner.Publish(t.Context(), engine, []int{3}, 16)
 			require.NoError(t, err)
@@ -259,7 +262,7 @@ func TestReaderOfMalformedReplies(t *testing.T) {
 		{"deep in an unknown key", [][]byte{append([]byte("\x81\xa1x"), bytes.Repeat([]byte{0x91}, 1<<20)...), clock}, "reply"},
 	} {
 		t.Run(r.name, func(t *testing.T) {
-			side.reply = r.reply
+			side.answer(r.reply...)
 			p := &lease.Params{DoRemotePrefill: true, RemoteBlockIDs: [][]int{{1}}, RemoteEngineID: fmt.Sprint("m", i), RemoteRequestID: "r",
 				RemoteHost: "127.0.0.1", RemotePort: side.port, Lease: &lease.SlotRef{Slot: 0, Nonce: 1 << 40}}
 			err := reader.Fetch(t.Context(), p, []int{5})
