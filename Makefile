@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-versions demo build test test-race test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity \
-  model-check bench bench-lease bench-read ci clean
+  api-coverage matrix test-etcd model-check bench bench-lease bench-binding bench-read bench-fleet ci clean
 
 # Tests must find this NIXL, never another one of the machine.
 export NIXLGO_LIBRARY = $(CURDIR)/.nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so
@@ -125,6 +125,18 @@ abi-check: ## compare our declarations of the C API with the header of the crate
 	@$(need_cargo); $(need_cc)
 	@go run ./cgo_test/abi
 
+api-coverage: setup ## how many functions of the C API are bound
+	@$(need_cargo)
+	@go run ./cgo_test/apicoverage
+
+matrix: ## the tests of package nixl with every released NIXL library, in .nixl-matrix
+	@$(need_go); $(need_cc); $(need_pip)
+	@go run ./cgo_test/matrix
+
+test-etcd: setup ## metadata through a real etcd
+	@$(call need,etcd --version,etcd (Debian: apt-get install etcd-server))
+	@go test -count=1 -tags etcd -run Etcd ./nixl
+
 parity: ## which test stands for which public bug report and peer test
 	@go run ./cmd/nixlgo/internal/parity
 
@@ -146,13 +158,19 @@ bench-lease: ## package lease beside vLLM's own functions, in out/bench-lease.js
 	@mkdir -p .python-vllm && python3 -m pip download --quiet --disable-pip-version-check --no-deps --dest .python-vllm $(VLLM)
 	@mkdir -p out && go run ./lease/bench -vllm .python-vllm/*.whl
 
+bench-binding: setup $(PYNIXL_STAMP) ## package nixl beside plain C and NIXL's Python API, in out/bench-binding.json
+	@go run ./cgo_test/compare
+
 bench-read: setup $(PYNIXL_STAMP) ## reads beside NIXL's Python API, in out/bench-read.json
 	@go run ./cgo_test/benchread
 
-ci: check abi-check parity model-check test test-race test-pynixl ## what CI runs
+bench-fleet: setup ## what 64 readers that renew 100,000 leases cost an owner, and an idle node, in out/bench-fleet.json
+	@go run ./cgo_test/benchfleet
+
+ci: check abi-check api-coverage parity model-check test test-race test-pynixl ## what CI runs
 	@echo "ci: chaos for 20s"; go run ./cgo_test/chaos -both -duration 20s
 	@echo "ci: every benchmark runs"; $(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
 	@$(MAKE) --no-print-directory demo
 
 clean: ## remove what the targets made, the libraries included
-	rm -rf .nixl .nixl.tmp .nixl-python .nixl-python.tmp .nixl-versions .python .python.tmp .python-vllm .vllm bin out
+	rm -rf .nixl .nixl.tmp .nixl-python .nixl-python.tmp .nixl-versions .nixl-matrix .python .python.tmp .python-vllm .vllm bin out

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -32,6 +33,8 @@ var (
 	ErrClosed = fmt.Errorf("node: %w", nixl.ErrClosed)
 	// ErrBusy is returned for blocks that are published, being read, or in quarantine.
 	ErrBusy = errors.New("block is in use")
+	// ErrDraining is returned for new requests once Drain was called.
+	ErrDraining = errors.New("node is draining: it takes no new request")
 	// ErrQuarantined marks a Fetch that ended while its READ could still write the blocks. They are refused with ErrBusy
 	// until the READ is terminal; Node frees them then.
 	ErrQuarantined = errors.New("blocks are in quarantine until their READ ends")
@@ -56,13 +59,18 @@ type Config struct {
 	AnyCompatibility bool         // fetch from owners with another hash, too
 	HoldOnly         bool         // hold and release leases of owners of any layout and hash, and fetch nothing
 
+	// Fabric is the transport, which the node closes, also when New fails. Nil: NIXL, with the three fields below. Package
+	// rdmatest has one for tests, which needs neither NIXL nor cgo.
+	Fabric        rdma.Fabric
 	Library       string            // path of libnixl_capi.so; empty: searched, see nixl.Load
 	Backend       string            // NIXL plugin; empty: UCX
 	BackendParams map[string]string // its parameters
 
 	HandshakeTimeout time.Duration // 0: 5 s
-	ReadTimeout      time.Duration // 0: 60 s
-	Idle             time.Duration // pause between steps when nothing moves; 0: 1 ms
+	ReadTimeout      time.Duration // of a fetch, from its arrival; 0: 60 s
+	MaxBytesPerPeer  int64         // read from one owner at a time; 0: 1 GiB, see rdma.WorkerConfig
+	MaxReadsPerPeer  int           // fetches from one owner at a time, others wait in order of arrival; 0: 256
+	Idle             time.Duration // pause between steps when nothing moves; 0: 2 ms, for 4 % of a core, and notifications noticed within 4 ms
 
 	Trace  rdma.Trace
 	Logger *slog.Logger // nil: discards
@@ -73,7 +81,7 @@ type Config struct {
 type Node struct {
 	cfg    Config
 	log    *slog.Logger
-	kv     *nixl.Buffer
+	kv     rdma.Memory // of the fabric, and as long-lived
 	worker *rdma.Worker
 	side   *rdma.SideChannel
 	wake   chan struct{}
@@ -82,6 +90,7 @@ type Node struct {
 	mu       sync.Mutex
 	sched    *lease.Scheduler
 	running  bool
+	draining bool
 	stopped  chan struct{} // closed when Run returned
 	next     uint64        // number of the next local request
 	owned    map[string]*Publication
@@ -97,7 +106,7 @@ type Node struct {
 func New(cfg Config) (*Node, error) {
 	cfg.Engine = cmp.Or(cfg.Engine, rand.Text())
 	cfg.Host = cmp.Or(cfg.Host, "127.0.0.1")
-	cfg.Idle = cmp.Or(cfg.Idle, time.Millisecond)
+	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Millisecond)
 	if cfg.Lease == (lease.Config{}) {
 		cfg.Lease = lease.DefaultConfig()
 	}
@@ -115,32 +124,40 @@ func New(cfg Config) (*Node, error) {
 
 func (n *Node) open() (err error) {
 	c := n.cfg
+	fabric := c.Fabric
+	defer func() {
+		if err != nil && fabric != nil && n.worker == nil {
+			err = errors.Join(err, fabric.Close())
+		}
+	}()
 	const limit = 1 << 46 // bytes; more than a process can map
 	if c.Layers < 1 || c.Blocks < 1 || c.BlockBytes < 1 || c.Layers > limit/c.Blocks/c.BlockBytes {
 		return fmt.Errorf("%w: %d layers × %d blocks × %d bytes of KV cache", rdma.ErrConfig, c.Layers, c.Blocks, c.BlockBytes)
 	}
-	if _, err = nixl.Load(c.Library); err != nil {
-		return err
-	}
-	if n.kv, err = nixl.AllocBuffer(c.Layers * c.Blocks * c.BlockBytes); err != nil {
-		return err
-	}
 	if n.side, err = rdma.ListenSideChannel(c.Host, c.Port, c.Logger); err != nil {
+		return err
+	}
+	if fabric == nil {
+		if _, err = nixl.Load(c.Library); err != nil {
+			return err
+		}
+		fabric, err = rdma.OpenNIXL(rdma.NIXLConfig{Backend: c.Backend, BackendParams: c.BackendParams, Agent: nixl.Config{Logger: c.Logger}})
+		if err != nil {
+			return err
+		}
+	}
+	if n.kv, err = fabric.Alloc(c.Layers * c.Blocks * c.BlockBytes); err != nil {
 		return err
 	}
 	regions := make([]rdma.Region, c.Layers)
 	for i := range regions {
 		regions[i] = rdma.Region{Base: n.kv.Addr() + uint64(i*c.Blocks*c.BlockBytes), BlockLen: c.BlockBytes, Blocks: c.Blocks}
 	}
-	fabric, err := rdma.OpenNIXL(rdma.NIXLConfig{Backend: c.Backend, BackendParams: c.BackendParams, Agent: nixl.Config{Logger: c.Logger},
-		Memory: []nixl.Memory{n.kv}})
-	if err != nil {
-		return err
-	}
 	n.worker, err = rdma.NewWorker(fabric, rdma.WorkerConfig{
 		Engine: c.Engine, KV: rdma.KV{Regions: regions, BlockTokens: c.BlockTokens, Layout: c.Layout, Attention: c.Attention},
 		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly,
-		HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, Trace: c.Trace, Logger: c.Logger,
+		HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, MaxBytesPerPeer: c.MaxBytesPerPeer, MaxReadsPerPeer: c.MaxReadsPerPeer,
+		Trace: c.Trace, Logger: c.Logger,
 	})
 	if err != nil {
 		return err
@@ -213,13 +230,17 @@ func (p *Publication) Revoke() error {
 
 // Publish pins blocks, which hold tokens tokens of the prompt of request id, under a lease, and returns once the lease can
 // be verified. The blocks must not be written until Publication.Done. Errors: ErrBusy for a block in use, lease.ErrInvalid
-// for ids that the wire cannot carry and blocks that do not exist, the context's.
+// for ids that the wire cannot carry and blocks that do not exist, ErrDraining after Drain, ErrClosed, the context's.
 func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
 	fail := func(err error) (*Publication, error) { return nil, fmt.Errorf("publish request %q: %w", id, err) }
 	n.mu.Lock()
 	if n.isClosed() {
 		n.mu.Unlock()
 		return fail(ErrClosed)
+	}
+	if n.draining {
+		n.mu.Unlock()
+		return fail(ErrDraining)
 	}
 	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
 		n.mu.Unlock()
@@ -272,10 +293,17 @@ type Held struct {
 func (h *Held) holdID() string { return "hold of " + h.id }
 
 // Hold starts to renew the lease of params: the first heartbeat leaves as soon as the owner is connected, then one every
-// sixth of the lease's duration. Errors: lease.ErrInvalid for params that cannot be used, ErrClosed.
+// sixth of the lease's duration. Errors: lease.ErrInvalid for params that cannot be used, ErrDraining after Drain, ErrClosed.
 func (n *Node) Hold(params *lease.Params) (*Held, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.draining && !n.isClosed() {
+		return nil, fmt.Errorf("hold: %w", ErrDraining)
+	}
+	return n.hold(params)
+}
+
+func (n *Node) hold(params *lease.Params) (*Held, error) {
 	if n.isClosed() {
 		return nil, ErrClosed
 	}
@@ -453,9 +481,11 @@ func (n *Node) Fetch(ctx context.Context, params *lease.Params, blocks []int) er
 	return h.Fetch(ctx, blocks)
 }
 
-// Release is Hold and Held.Release in one.
+// Release is Hold and Held.Release in one. A draining node releases, too.
 func (n *Node) Release(ctx context.Context, params *lease.Params) error {
-	h, err := n.Hold(params)
+	n.mu.Lock()
+	h, err := n.hold(params)
+	n.mu.Unlock()
 	if err != nil {
 		return err
 	}
@@ -481,22 +511,30 @@ func (n *Node) Run(ctx context.Context) error {
 	timer := time.NewTimer(n.cfg.Idle)
 	defer timer.Stop()
 	last := time.Now()
+	moved := last // when a request last got on
 	for {
 		now := time.Now()
 		n.mu.Lock()
 		n.longest = max(n.longest, now.Sub(last))
 		n.mu.Unlock()
 		last = now
-		busy, err := n.step(now)
+		busy, progress, err := n.step(now)
 		if err != nil {
 			if errors.Is(err, ErrClosed) {
 				return nil
 			}
 			n.log.Error("step", "error", err)
 		}
+		if progress {
+			moved = now
+		}
+		pause := n.cfg.Idle
 		if busy {
+			pause = min(pause, busyPause(now.Sub(moved)))
+		}
+		if busy && pause < time.Millisecond {
 			// A timer of Go's runtime takes a millisecond at least when nothing else runs.
-			syscall.Nanosleep(&syscall.Timespec{Nsec: int64(min(n.cfg.Idle, busyPause))}, nil)
+			syscall.Nanosleep(&syscall.Timespec{Nsec: int64(pause)}, nil)
 			select {
 			case <-ctx.Done():
 				return nil
@@ -506,7 +544,7 @@ func (n *Node) Run(ctx context.Context) error {
 				continue
 			}
 		}
-		timer.Reset(n.cfg.Idle)
+		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -518,11 +556,88 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 }
 
-// busyPause is the pause between steps while a READ is under way: long enough to leave the core to the READ.
-const busyPause = 50 * time.Microsecond
+// Drain takes the node out of service: from now on, and for good, Publish, Hold and Fetch refuse new requests with
+// ErrDraining. What there is goes on: readers renew and fetch what is published, and a Held is fetched, released or closed.
+// Drain waits for all of it to end, which it does at the latest when nobody renews the leases any more, and returns nil then.
+// If ctx ends first, it returns what is left and an error that wraps the context's; call it again to wait on, or Close,
+// which revokes the leases and ends the rest. It may be called more than once, and concurrently.
+func (n *Node) Drain(ctx context.Context) ([]Left, error) {
+	n.mu.Lock()
+	n.draining = true
+	n.mu.Unlock()
+	for {
+		n.mu.Lock()
+		if n.isClosed() {
+			n.mu.Unlock()
+			return nil, fmt.Errorf("drain: %w", ErrClosed)
+		}
+		none, stepped := len(n.owned)+len(n.reads)+len(n.settling) == 0, n.stepped
+		n.mu.Unlock()
+		if none {
+			return nil, nil
+		}
+		select {
+		case <-stepped:
+		case <-n.closed:
+		case <-ctx.Done():
+			left := n.left()
+			if len(left) == 0 {
+				continue // they ended just now
+			}
+			return left, fmt.Errorf("drain: %d requests are left: %w", len(left), context.Cause(ctx))
+		}
+	}
+}
 
-// step runs one step and hands out what it decided. busy reports whether the next one should come soon.
-func (n *Node) step(now time.Time) (busy bool, err error) {
+// Left is a request that was not over when Drain gave up.
+type Left struct {
+	Request string // the owner's request id
+	Engine  string // the owner: this node, or the engine that the lease is held at
+	Blocks  []int  // the local blocks that it keeps; none for a hold
+	Reason  LeftReason
+}
+
+// LeftReason says what a request that is left waits for.
+type LeftReason string
+
+// What a request can wait for.
+const (
+	LeftPublished   LeftReason = "published, and neither read to the end nor expired"
+	LeftHeld        LeftReason = "held, and neither fetched nor released nor closed"
+	LeftFetching    LeftReason = "being fetched"
+	LeftQuarantined LeftReason = "fetch given up, but its READ is active and may write the blocks"
+)
+
+// left lists what is not over, by request.
+func (n *Node) left() (out []Left) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for id, p := range n.owned {
+		out = append(out, Left{Request: id, Engine: n.cfg.Engine, Blocks: slices.Clone(p.blocks), Reason: LeftPublished})
+	}
+	add := func(reads map[string]*Held, reason func(*Held) LeftReason) {
+		for _, h := range reads {
+			out = append(out, Left{h.params.RemoteRequestID, h.params.RemoteEngineID, slices.Clone(h.blocks), reason(h)})
+		}
+	}
+	add(n.reads, func(h *Held) LeftReason {
+		if h.blocks == nil {
+			return LeftHeld
+		}
+		return LeftFetching
+	})
+	add(n.settling, func(*Held) LeftReason { return LeftQuarantined })
+	slices.SortFunc(out, func(a, b Left) int { return cmp.Or(cmp.Compare(a.Request, b.Request), cmp.Compare(a.Engine, b.Engine)) })
+	return out
+}
+
+// busyPause is the pause between steps while a READ or a handshake is under way and nothing has got on for a time: long
+// enough to leave the core to the READ, short beside what it took so far. A peer that is stopped leaves one active for ever.
+func busyPause(waited time.Duration) time.Duration { return max(50*time.Microsecond, waited/64) }
+
+// step runs one step and hands out what it decided. busy reports whether the next one should come soon, progress whether a
+// request got on.
+func (n *Node) step(now time.Time) (busy, progress bool, err error) {
 	n.mu.Lock()
 	plan := n.sched.BuildPlan(now)
 	done := n.stepped
@@ -556,7 +671,8 @@ func (n *Node) step(now time.Time) (busy bool, err error) {
 			close(h.settled)
 		}
 	}
-	return n.worker.Busy(), err
+	progress = !plan.Empty() || len(res.Sent)+len(res.Received)+len(res.Failed)+len(res.Settled)+len(res.Released)+len(res.Connected) > 0
+	return n.worker.Busy(), progress, err
 }
 
 // verdict ends a fetch. Bytes that were not proved to be the request's do not stay behind.
@@ -664,7 +780,7 @@ func (n *Node) Stats() Stats {
 }
 
 // Close stops Run, ends the agent and unmaps the memory. Leases that are still held end with it: a reader that READs later
-// fails, and their publications are done, as aborted. It is idempotent.
+// fails, and their publications are done, as aborted. Drain, before it, lets them come to their end. It is idempotent.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.isClosed() {
@@ -683,9 +799,6 @@ func (n *Node) Close() error {
 	}
 	if n.worker != nil {
 		err = errors.Join(err, n.worker.Close())
-	}
-	if n.kv != nil {
-		err = errors.Join(err, n.kv.Close())
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -29,6 +29,7 @@ var children = map[string]func() int{
 	"load":      loadChild,
 	"backend":   backendChild,
 	"missing":   missingChild,
+	"planned":   plannedChild,
 	"flips":     flipsChild,
 	"collector": collectorChild,
 }
@@ -79,6 +80,12 @@ func start(t testing.TB, name string, env ...string) *process {
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
 	require.NoError(p.t, p.cmd.Process.Signal(s))
+	if s == syscall.SIGSTOP { // it takes a moment
+		require.Eventually(p.t, func() bool {
+			stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+			return err == nil && bytes.Contains(stat, []byte(") T "))
+		}, patience, time.Millisecond)
+	}
 }
 
 // ask sends a command to the child and decodes its answer.

@@ -237,11 +237,12 @@ func TestStubIsRefused(t *testing.T) {
 	require.NotContains(t, out, "mem_view", "optional functions may be missing")
 }
 
-func compile(t *testing.T, dir, name, source string) string {
+func compile(t *testing.T, dir, name, source string, linked ...string) string {
 	t.Helper()
 	file := filepath.Join(dir, name+".c")
 	require.NoError(t, os.WriteFile(file, []byte(source), 0o644))
-	out, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(dir, name), file).CombinedOutput()
+	args := append([]string{"-shared", "-fPIC", "-o", filepath.Join(dir, name), file}, linked...)
+	out, err := exec.Command("cc", args...).CombinedOutput()
 	require.NoError(t, err, string(out))
 	return filepath.Join(dir, name)
 }
@@ -366,7 +367,7 @@ func TestFunctionThatTheLibraryLacksIsNamed(t *testing.T) {
 	require.NoError(t, err, &p.stderr)
 	require.Contains(t, out, name+" nixl_capi_mem_free\n")
 	require.Contains(t, out, "true nixl: estimate cost")
-	require.Contains(t, out, name+" is not in the loaded library")
+	require.Contains(t, out, name+" is not in the loaded library; the first with it is NIXL 0.10.1 or older")
 }
 
 // flipsChild loads metadata with each byte of its frame changed.

@@ -50,8 +50,12 @@ func (c *ClockOffset) Error(now time.Time) time.Duration {
 	return c.rtt/2 + time.Duration(float64(age)*clockDrift)
 }
 
-// Local is when the owner's clock shows these seconds, on our clock.
+// Local is when the owner's clock shows these seconds, on our clock, and at most
+// MaxTTL from the sample. What is no number is long past.
 func (c *ClockOffset) Local(remote float64) time.Time {
+	if math.IsNaN(remote) {
+		remote = math.Inf(-1)
+	}
 	seconds := min(max(remote-c.remote, -MaxTTL.Seconds()), MaxTTL.Seconds())
 	return c.local.Add(time.Duration(seconds * float64(time.Second)))
 }

@@ -70,12 +70,13 @@ func (h deadlines) down(i int) {
 // the order.
 func (h *deadlines) refresh(update func(*due) bool) {
 	kept := (*h)[:0]
-	for _, d := range *h {
-		if update(&d) {
-			kept = append(kept, d)
+	for i := range *h {
+		// In place: a copy would be moved to the heap for each entry.
+		if d := &(*h)[i]; update(d) {
+			kept = append(kept, *d)
 		}
 	}
-	if *h = kept; cap(kept) > 4*len(kept)+64 {
+	if *h = kept; cap(kept) > 4*len(kept)+256 {
 		*h = slices.Clone(kept)
 	}
 	for i := (len(*h) - 2) / heapWidth; i >= 0 && len(*h) > 1; i-- {

@@ -68,7 +68,7 @@
 //	deferred until the handshake completes                  TestAHeartbeatFollowsTheConnectionAtOnce
 //	messages starting with "HB:"                            TestMessagesHaveTheirExactBytes
 //	heartbeats after a long forward pass still count        TestOnlyWhatWasNotReapedCanBeRenewed
-//	several Ds refresh one lease with no downside           TestTheTableAgreesWithANaiveOne
+//	several Ds refresh one lease with no downside           TestModelOfATableAgreesWithIt
 //
 // Bidirectional transfer:
 //
@@ -100,7 +100,13 @@
 //	a failed slot READ fails the load                       TestWhatCannotBeVerifiedFails
 //	false pulls without verification                        TestWithoutVerificationThePullIsDoneWithItsBlocks
 //	D sends the notification, which carries the nonce       TestMessagesHaveTheirExactBytes
-//	a matching nonce proves that P held the blocks          TestTheProtocolKeepsItsPropertiesInAnyOrder
+//	a matching nonce proves that P held the blocks          TestModelKeepsItsPropertiesInAnyOrder
+//
+// # What can be seen of it
+//
+// Stats of a Table and of a Scheduler count everything that happened; package
+// rdma/metrics makes series of them. For spans and histograms, [TableTrace] and
+// [SchedulerTrace] are called for each lease and each fetch.
 //
 // The protocol is also model-checked: go run ./lease/spec.
 package lease

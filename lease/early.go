@@ -35,7 +35,9 @@ type early struct {
 	ttl, cap int64
 	size     int64 // reports kept
 	byKey    map[Key]*readers
-	queue    []earlyEntry // in order of arrival; those that were taken stay until they are oldest
+	// dropped is told what was given up, if it is not nil.
+	dropped func(k Key, senders int)
+	queue   []earlyEntry // in order of arrival; those that were taken stay until they are oldest
 }
 
 type earlyEntry struct {
@@ -94,5 +96,8 @@ func (e *early) pop() int64 {
 		return 0 // taken meanwhile
 	}
 	e.take(first.key)
+	if e.dropped != nil {
+		e.dropped(first.key, len(first.set.names))
+	}
 	return int64(len(first.set.names))
 }

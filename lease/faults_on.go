@@ -61,9 +61,10 @@ func (f *tableFaults) raise(t *Table, at int64, k Key, ttl int64) {
 	}
 	t.link(i, k.Request, k.Nonce)
 	c := &t.cold[i]
-	c.granted, c.export, c.limit = true, true, 1<<62
+	c.granted, c.export, c.since = true, true, at
 	t.hot[i] = hotLife{k.Nonce, at + ttl}
 	t.due.push(due{at + ttl, i, c.gen})
+	t.grants.list = append(t.grants.list, grant{i, c.gen})
 	t.granted++
 	t.stats.Live++
 }

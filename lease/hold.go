@@ -5,7 +5,9 @@ import "time"
 // Hold keeps the lease that p names alive for somebody else, for example while a
 // router looks for a decoder. It needs nothing but the params: the lease is
 // heartbeated like that of a queued request until Unhold. id is a name of the
-// caller's choice, in one space with the request ids.
+// caller's choice, in one space with the request ids: one that is held or in use
+// by a fetch is ErrBusy. RequestFinished of id ends the hold as well, and
+// releases it.
 func (s *Scheduler) Hold(now time.Time, id string, p *Params) error {
 	const op = "hold"
 	s.start(now)
@@ -24,7 +26,7 @@ func (s *Scheduler) Hold(now time.Time, id string, p *Params) error {
 
 // Unhold ends a Hold. With release the owner gets its blocks back: every one of
 // its ranks is told that its only reader is done. Without, somebody else has
-// taken the lease over.
+// taken the lease over. An id that is not held is ErrUnknown.
 func (s *Scheduler) Unhold(now time.Time, id string, release bool) error {
 	s.start(now)
 	f := s.fetches[id]
@@ -59,7 +61,8 @@ func (s *Scheduler) RemoteTokens(p *Params, prompt, computed int) int {
 // a prompt with n > 1. When every rank reports one of them as read, the others
 // are revoked, and Outcome.Free names them as read as well (vllm#43509). Call it
 // after the requests were scheduled; those that are in no group are pinned
-// until they are read or expire.
+// until they are read or expire. An id without a life is ErrUnknown, one that is
+// in a group ErrInvalid, and then no group is made.
 func (s *Scheduler) Group(now time.Time, ids ...string) error {
 	s.start(now)
 	lives := make([]*life, 0, len(ids))

@@ -17,29 +17,43 @@ type drawn struct{ *rapid.T }
 
 func (d drawn) choose(n int, what string) int { return rapid.IntRange(0, n-1).Draw(d.T, what) }
 
+// `make soak-lease` runs the tests with Model in their name for longer.
+
 // The properties of protocol-check.md hold in any order of events. D6; cases.md 1, 7, 8, 12.
-func TestTheProtocolKeepsItsPropertiesInAnyOrder(t *testing.T) {
+func TestModelKeepsItsPropertiesInAnyOrder(t *testing.T) {
+	steps := 0
 	rapid.Check(t, func(t *rapid.T) {
-		if _, v := play(drawn{t}, 1500, ""); v != nil {
+		w, v := play(drawn{t}, 1500, "")
+		if v != nil {
 			t.Fatal(v)
 		}
+		steps += w.steps
 	})
+	t.Logf("%d steps", steps)
 }
 
-// The same with seeds, longer, and with proof that the runs are not vacuous.
-func TestTheProtocolKeepsItsPropertiesInLongRuns(t *testing.T) {
+// The same with seeds, longer, and with proof that the runs are not vacuous: over
+// a million steps that did something, and enough of each kind.
+func TestModelKeepsItsPropertiesInLongRuns(t *testing.T) {
+	worlds, atLeast, each := 4000, 2_000_000, 200
+	if testing.Short() {
+		worlds, atLeast, each = worlds/16, atLeast/16, 1
+	}
+	steps := 0
 	seen := map[string]int{}
-	for seed := range uint64(1000) {
+	for seed := range uint64(worlds) {
 		w, v := play(seeded{rand.New(rand.NewPCG(seed, 0))}, 3000, "")
 		require.Nil(t, v, "seed %d", seed)
+		steps += w.steps
 		for k, n := range w.seen {
 			seen[k] += n
 		}
 	}
-	t.Log(seen)
+	t.Logf("%d steps, %v", steps, seen)
+	require.Greater(t, steps, atLeast)
 	for _, k := range []string{"received", "failed lapsed", "failed unverifiable", "failed transfer", "failed timeout", "exported", "preempted", "revoked",
 		"ended read", "ended expired", "ended aborted", "full hits", "owner restarts", "reader restarts"} {
-		require.Greater(t, seen[k], 50, k)
+		require.Greater(t, seen[k], each, k)
 	}
 }
 
@@ -51,6 +65,7 @@ type naiveTable struct {
 	now  time.Time
 	list []*naiveLife
 	next int64
+	turn int
 }
 
 type failer interface {
@@ -62,6 +77,8 @@ type naiveLife struct {
 	Key
 	slot     int
 	granted  bool
+	turn     int       // how many were granted before
+	since    time.Time // of its grant
 	fixed    bool
 	deadline time.Time
 	limit    time.Time
@@ -104,6 +121,8 @@ func (n *naiveTable) act() {
 		if l := n.pick(); l != nil && l.ended == 0 && !l.granted {
 			ttl := time.Duration(1+n.choose(60, "ttl")) * time.Second
 			l.granted, l.fixed = true, n.choose(5, "fixed") == 0
+			n.turn++
+			l.since, l.turn = n.now, n.turn
 			l.deadline, l.limit = n.now.Add(ttl), n.now.Add(50*time.Second)
 			if l.deadline.After(l.limit) {
 				l.deadline = l.limit
@@ -164,6 +183,8 @@ func (n *naiveTable) compare() string {
 	cells := make([]int64, len(n.r.cells))
 	live := 0
 	var first time.Time
+	var oldest *naiveLife
+	freeSlots := int64(len(cells))
 	n.list = slices.DeleteFunc(n.list, func(l *naiveLife) bool {
 		if l.ended != 0 {
 			want = append(want, Ended{l.Request, l.Nonce, l.ended})
@@ -172,6 +193,10 @@ func (n *naiveTable) compare() string {
 		live++
 		if l.slot != NoSlot {
 			cells[l.slot] = l.Nonce
+			freeSlots--
+		}
+		if l.granted && (oldest == nil || l.turn < oldest.turn) {
+			oldest = l
 		}
 		if l.granted && (first.IsZero() || l.deadline.Before(first)) {
 			first = l.deadline
@@ -183,6 +208,11 @@ func (n *naiveTable) compare() string {
 	slices.SortFunc(want, byNonce)
 	slices.SortFunc(got, byNonce)
 	due, _ := n.r.NextDeadline()
+	age := time.Duration(0)
+	if oldest != nil {
+		age = max(n.now.Sub(oldest.since), 0)
+	}
+	st := n.r.Stats()
 	switch {
 	case !slices.Equal(want, got):
 		return fmt.Sprintf("ended %v, want %v", got, want)
@@ -192,6 +222,10 @@ func (n *naiveTable) compare() string {
 		return fmt.Sprintf("%d lives, want %d", n.r.Len(), live)
 	case !due.Equal(first):
 		return fmt.Sprintf("next deadline %v, want %v", due, first)
+	case st.OldestAge != age:
+		return fmt.Sprintf("oldest age %v, want %v", st.OldestAge, age)
+	case st.FreeSlots != freeSlots:
+		return fmt.Sprintf("%d free slots, want %d", st.FreeSlots, freeSlots)
 	}
 	return ""
 }
@@ -208,7 +242,7 @@ func compareTables(t testing.TB, f failer, c chooser, actions int) string {
 }
 
 // The table agrees with a naive one after every event.
-func TestTheTableAgreesWithANaiveOne(t *testing.T) {
+func TestModelOfATableAgreesWithIt(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		if diff := compareTables(t, rt, drawn{rt}, 300); diff != "" {
 			rt.Fatal(diff)

@@ -23,6 +23,7 @@ type life struct {
 	holds    bool // the engine waits for Outcome.Free
 	old      bool // the id names another request by now
 	blocks   [][]int
+	tokens   int // that the exported blocks hold
 
 	reported rankSet
 	missing  int // reports to come, and 1 for a pull into the same blocks
@@ -93,7 +94,8 @@ func (s *Scheduler) finish(now time.Time, l *life, st Status, blocks [][]int, to
 		p = s.params(now, l, held, tokens, f)
 	}
 	if p != nil && held {
-		l.phase, l.holds = lifePinned, true
+		l.phase, l.tokens = lifePinned, tokens
+		s.hold(l)
 		l.ttl = s.cfg.Duration
 		if p.DoRemoteDecode {
 			l.ttl, l.fixed = s.cfg.DecoderTTL, true
@@ -101,6 +103,9 @@ func (s *Scheduler) finish(now time.Time, l *life, st Status, blocks [][]int, to
 		s.queue.grant = append(s.queue.grant, l)
 		s.stats.Exported++
 		s.stats.Pinned++
+		if f := s.cfg.Trace.Exported; f != nil {
+			f(l.request, l.nonce, l.ttl)
+		}
 		if l.group != nil && l.group.read {
 			s.revoke(l)
 		}
@@ -116,13 +121,22 @@ func (s *Scheduler) finish(now time.Time, l *life, st Status, blocks [][]int, to
 		s.end(l)
 		return p, false
 	}
-	l.holds = held
+	if held {
+		s.hold(l)
+	}
 	s.queue.abort = append(s.queue.abort, l)
 	if injected&faultXABSLOT != 0 {
 		s.giveSlot(l)
 	}
 	s.freeIfDone(l)
 	return p, held
+}
+
+// hold keeps the engine from its blocks until Outcome.Free.
+func (s *Scheduler) hold(l *life) {
+	l.holds = true
+	s.stats.PinnedBlocks += int64(countBlocks(l.blocks))
+	s.stats.PinnedTokens += int64(l.tokens)
 }
 
 // params is what a reader needs, built from the block table at finish: blocks
@@ -204,12 +218,17 @@ func (s *Scheduler) end(l *life) {
 	if l.holds {
 		s.outcome.Free = append(s.outcome.Free, Freed{l.request, l.nonce, l.blocks, l.reason})
 		l.holds = false
+		s.stats.PinnedBlocks -= int64(countBlocks(l.blocks))
+		s.stats.PinnedTokens -= int64(l.tokens)
 	}
 	if l.missing > 0 && l.admitted {
 		return // only by a fault
 	}
 	s.stats.Freed[l.reason]++
 	s.stats.Pinned--
+	if f := s.cfg.Trace.Ended; f != nil {
+		f(Ended{l.request, l.nonce, l.reason})
+	}
 	s.giveSlot(l)
 	if newest := s.lives[l.request]; newest == l {
 		if l.older == nil {

@@ -137,7 +137,8 @@ func (l *SlotRef) verifiable(op, request string) error {
 }
 
 // BlocksRead says that the block READ from a rank reached its end: the library
-// will not write for it again. err is nil when every byte is in.
+// will not write for it again. err is nil when every byte is in. A READ that is
+// not active, or was said to have ended before, is ErrUnknown.
 func (p *Pulls) BlocksRead(request string, rank int, err error) error {
 	q := p.byID[request]
 	if q == nil || !q.reading[rank] {
@@ -237,7 +238,8 @@ func (p *Pulls) NextChecks() []CheckBatch {
 
 // Checked says that a slot READ ended. cells are the values read, in the order
 // of the batch's Slots; with err they are not looked at. A pull is received only
-// if every rank's cell equals its nonce exactly.
+// if every rank's cell equals its nonce exactly. A batch that is not posted is
+// ErrUnknown, another number of cells than of slots ErrInvalid.
 func (p *Pulls) Checked(b CheckBatch, cells []int64, err error) error {
 	c := p.posted[b.token]
 	if c == nil {
@@ -280,8 +282,8 @@ func (p *Pulls) Checked(b CheckBatch, cells []int64, err error) error {
 }
 
 // Cancel gives a pull up. A Finished with Settled comes when none of its block
-// READs is active; until then its buffers are not the caller's. A request that
-// is not being pulled is ErrUnknown.
+// READs is active; until then its buffers are not the caller's. Again changes
+// nothing. A request that is not being pulled is ErrUnknown.
 func (p *Pulls) Cancel(request string) error {
 	q := p.byID[request]
 	if q == nil {
@@ -296,7 +298,8 @@ func (p *Pulls) Cancel(request string) error {
 
 // Fail gives a pull up with a failure, for example a timeout, although its READs
 // may be active. It is reported at once, Quarantined if a block READ is active;
-// a Finished with Settled follows then.
+// a Finished with Settled follows then. Again changes nothing. A request that is
+// not being pulled is ErrUnknown, and no err ErrInvalid.
 func (p *Pulls) Fail(request string, err error) error {
 	q := p.byID[request]
 	switch {

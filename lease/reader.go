@@ -22,6 +22,7 @@ type fetch struct {
 	ended   rankSet // ranks on which no READ is active any more
 	missing int     // ranks that are not
 	arrived int     // ranks that hold the blocks, checked
+	traced  bool    // FetchStarted was called, FetchEnded was not
 	failed  bool    // Outcome.Fail was given
 	gone    bool    // the engine has finished the request
 	owed    bool    // the engine waits for Outcome.Settled
@@ -127,6 +128,7 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 		s.conclude(f, true)
 		return
 	}
+	s.traceStart(f)
 	if f.pull.Verify {
 		if err := f.pull.Lease.verifiable("verify", id); err != nil {
 			s.fail(f, err, false)
@@ -142,6 +144,30 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 	}
 	f.phase = fetchQueued
 	s.queue.read = append(s.queue.read, f)
+}
+
+func (s *Scheduler) traceStart(f *fetch) {
+	f.traced = true
+	if start := s.cfg.Trace.FetchStarted; start != nil {
+		p := f.pull
+		p.RemoteBlocks, p.LocalBlocks = cloneBlocks(p.RemoteBlocks), cloneBlocks(p.LocalBlocks)
+		start(p)
+	}
+}
+
+// traceEnd says that a fetch that was started has ended, unless it was said.
+func (s *Scheduler) traceEnd(f *fetch, cause Cause, err error) {
+	if end := s.cfg.Trace.FetchEnded; end != nil && f.traced {
+		end(f.id, cause, err)
+	}
+	f.traced = false
+}
+
+// traceAbort says so of one that its engine gave up.
+func (s *Scheduler) traceAbort(f *fetch) {
+	if f.traced {
+		s.traceEnd(f, CauseAborted, &Error{Op: "load KV", Request: f.id, Detail: "the engine took the request back", Err: ErrAborted})
+	}
 }
 
 // ship hands a pull to the ranks.
@@ -162,6 +188,7 @@ func (s *Scheduler) fail(f *fetch, err error, quarantined bool) {
 	cause := CauseOf(err)
 	s.stats.Failed[cause]++
 	s.quiet(f)
+	s.traceEnd(f, cause, err)
 	s.outcome.Fail = append(s.outcome.Fail, Failed{
 		Request: f.id, Err: err, Cause: cause, InvalidBlocks: cloneBlocks(f.pull.LocalBlocks),
 		Recompute: s.cfg.FailurePolicy == Recompute, Quarantined: quarantined,
@@ -200,6 +227,7 @@ func (s *Scheduler) endFetch(f *fetch, blocks [][]int, l *life) (delayFree bool)
 		return true // finished before, and still read into
 	}
 	f.gone = true
+	s.traceAbort(f)
 	// What was found out but not handed out yet concerns nobody any more.
 	s.outcome.Run = slices.DeleteFunc(s.outcome.Run, func(id string) bool { return id == f.id })
 	s.outcome.Fail = slices.DeleteFunc(s.outcome.Fail, func(r Failed) bool { return r.Request == f.id })
@@ -320,6 +348,7 @@ func (s *Scheduler) rankEnded(f *fetch) {
 	whole := f.arrived == s.cfg.Ranks
 	if whole && !f.gone {
 		s.stats.Received++
+		s.traceEnd(f, 0, nil)
 		s.outcome.Run = append(s.outcome.Run, f.id)
 	}
 	s.conclude(f, !whole)

@@ -28,6 +28,8 @@ type SchedulerConfig struct {
 	Epoch time.Time
 	// Seed makes the nonces repeatable, for tests. 0 seeds from the system.
 	Seed uint64
+	// Trace is called when something happens to a lease or a fetch.
+	Trace SchedulerTrace
 }
 
 // Status is how a request left the engine.
@@ -50,6 +52,8 @@ type SchedulerStats struct {
 	// Owner.
 	Running, Pinned int64 // lives now: before and after their request finished
 	FreeSlots       int64
+	PinnedBlocks    int64 // blocks that the engine may not reuse before Outcome.Free
+	PinnedTokens    int64 // that those of them that were exported hold
 	Admitted        int64
 	NoSlot          int64 // admitted without a slot: verifying readers decline them
 	Exported        int64
@@ -230,7 +234,8 @@ func validateBlocks(op, id, whose string, blocks [][]int, limit int) error {
 // blocks are those to fill, and the pull goes out in the next plan; with none
 // to fill the owner is released and the request runs. It ends in one
 // Outcome.Run or Outcome.Fail. A request whose pull has ended is not pulled
-// again, so an engine may call this for every time it schedules a request.
+// again, so an engine may call this for every time it schedules a request. One
+// that is being read, or was given up and not settled yet, is ErrBusy.
 func (s *Scheduler) OnBlocksAllocated(now time.Time, id string, p *Params, blocks [][]int) error {
 	const op = "allocate"
 	s.start(now)
@@ -266,7 +271,9 @@ func (s *Scheduler) OnBlocksAllocated(now time.Time, id string, p *Params, block
 // Blocks of an aborted request stay until every rank has taken its nonce back,
 // normally one step. A reader that still reads keeps the blocks until
 // Outcome.Settled. Without delayFree the engine frees the blocks itself, now.
-// The params are good once the next plan was carried out.
+// The params are good once the next plan was carried out. An id that is not
+// known is no error: there is nothing to keep. A second call returns no params,
+// and says again whether the blocks are kept.
 func (s *Scheduler) RequestFinished(now time.Time, id string, st Status, blocks [][]int, tokens int) (p *Params, delayFree bool, err error) {
 	const op = "finish"
 	s.start(now)
@@ -303,7 +310,8 @@ func (s *Scheduler) RequestFinished(now time.Time, id string, st Status, blocks 
 // Preempted tells of a request that lost its blocks and will be scheduled again.
 // An owner keeps slot and nonce: the params are built from the block table at
 // finish. A pull that has not gone out is taken back. One that is being read is
-// ErrBusy: its blocks are written to.
+// ErrBusy: its blocks are written to. An id that is not known, or called again,
+// is no error.
 func (s *Scheduler) Preempted(now time.Time, id string) error {
 	s.start(now)
 	f := s.fetches[id]
@@ -316,6 +324,7 @@ func (s *Scheduler) Preempted(now time.Time, id string) error {
 	if f.phase == fetchQueued {
 		s.queue.read = slices.DeleteFunc(s.queue.read, func(q *fetch) bool { return q == f })
 		f.phase = fetchWaiting
+		s.traceAbort(f)
 	}
 	return nil
 }

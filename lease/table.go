@@ -4,13 +4,16 @@ import (
 	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 	"time"
 )
 
 // TableConfig configures a Table.
 type TableConfig struct {
-	// Extension is how far from now a heartbeat moves a deadline, see
-	// [Config.Extension].
+	// Extension is how far from now a heartbeat moves a deadline, above 0 and at
+	// most MaxTTL, see [Config.Extension]. It has to be longer than the time
+	// between two heartbeats, which is the readers' and cannot be checked here: a
+	// shorter one shortens no deadline, but lets leases run out between them.
 	Extension time.Duration
 	// MaxLife bounds the time from grant to the last moment a heartbeat can
 	// renew to. 0 means no bound.
@@ -25,11 +28,18 @@ type TableConfig struct {
 	// MaxNotification is the size cap that ids are checked against, 0 means
 	// DefaultMaxNotification.
 	MaxNotification int
+	// Trace is called when something happens to a lease.
+	Trace TableTrace
 }
 
 // TableStats counts what happened to the leases of one rank.
 type TableStats struct {
-	Live int64 // lives now, admitted or granted
+	Live      int64 // lives now, admitted or granted
+	FreeSlots int64 // slots that no life is in now
+	// OldestAge is how long the lease that was granted first, of those that live,
+	// has been granted, at the last time that the table was told. A Reap in every
+	// step keeps it true to the step. 0 when no lease is granted.
+	OldestAge time.Duration
 
 	Admitted, Granted      int64
 	Read, Expired, Aborted int64 // ends by reason
@@ -41,9 +51,9 @@ type TableStats struct {
 	StaleReadCompletes     int64 // for a life of the id that is not here any more
 	NoncelessReadCompletes int64 // taken for a lease that has a nonce (vLLM up to 0.33)
 	RefusedReadCompletes   int64 // without a nonce, before export or for several lives
-	UnmatchedReadCompletes int64 // for no lease: late, early, or nobody's
+	UnmatchedReadCompletes int64 // for no lease: late, early, or nobody's; which, shows only later
 	EarlyReadCompletes     int64 // those of the unmatched whose lease came
-	DroppedReadCompletes   int64 // those of the unmatched that were forgotten
+	DroppedReadCompletes   int64 // those of the unmatched that were late, as no lease came for them
 	DroppedGrants          int64 // for lives that had ended
 	DroppedAborts          int64 // for lives that had ended
 	MalformedNotifications int64
@@ -56,14 +66,16 @@ type TableStats struct {
 //
 // A Table is not safe for concurrent use: the step that owns it calls it. Only
 // the slots are read by others. Time comes in with each call; it may stand still
-// or go backwards, which makes leases live longer and breaks nothing. An error
-// means that nothing changed.
+// or go backwards, which makes leases live longer and breaks nothing. Times more
+// than 292 years after the first one count as that, and leases granted then
+// expire at the next Reap. An error means that no lease changed.
 type Table struct {
 	faults       tableFaults
 	ext, maxLife int64
 	maxID        int // notification cap
 	slots        *Slots
 	epoch        time.Time // the first time that was told
+	last         int64     // the last one, nanoseconds since
 	started      bool
 
 	byID index // to the newest life of an id
@@ -77,10 +89,12 @@ type Table struct {
 	spent map[Key]struct{}
 
 	due     deadlines
-	granted int // lives with a deadline
+	granted int    // lives with a deadline
+	grants  grants // in the order they came
 	early   early
 	ended   []Ended
 	stats   TableStats
+	trace   TableTrace
 }
 
 type hotLife struct {
@@ -91,13 +105,25 @@ type hotLife struct {
 type coldLife struct {
 	request string
 	nonce   int64 // 0: nobody has this index
-	limit   int64 // no renewal goes beyond
+	since   int64 // when it was granted, nanoseconds since epoch
 	readers *readers
 	older   int32 // index of an earlier life of the same id, none if negative
 	gen     uint32
 	granted bool
 	export  bool // params have left
 	proven  bool // a reader showed the nonce, so they have
+}
+
+// grants are the lives that were granted, in that order. One that ended leaves
+// its entry behind until tidy comes by.
+type grants struct {
+	list  []grant
+	first int // the first in list that lives
+}
+
+type grant struct {
+	index int32
+	gen   uint32
 }
 
 const none = -1
@@ -131,7 +157,8 @@ func NewTable(cfg TableConfig) (*Table, error) {
 		ext: int64(cfg.Extension), maxLife: int64(cfg.MaxLife), maxID: cfg.MaxNotification, slots: cfg.Slots,
 		byID:  newIndex(),
 		spent: make(map[Key]struct{}),
-		early: early{ttl: int64(cfg.EarlyTTL), cap: int64(cfg.MaxEarly), byKey: make(map[Key]*readers)},
+		early: early{ttl: int64(cfg.EarlyTTL), cap: int64(cfg.MaxEarly), byKey: make(map[Key]*readers), dropped: cfg.Trace.LateReadComplete},
+		trace: cfg.Trace,
 	}, nil
 }
 
@@ -140,7 +167,8 @@ func (t *Table) at(now time.Time) int64 {
 	if !t.started {
 		t.epoch, t.started = now, true
 	}
-	return int64(now.Sub(t.epoch))
+	t.last = int64(now.Sub(t.epoch))
+	return t.last
 }
 
 // Admit starts a life: its nonce is in its slot when Admit returns. It refuses
@@ -275,7 +303,7 @@ func (t *Table) findFrom(i int32, nonce int64) int32 {
 // Grant starts the deadline of an admitted life: now + TTL. A life that a
 // read-complete ended meanwhile stays ended, and the grant is dropped. A life
 // that was never admitted, or not since its last grant, is ErrUnknown or
-// ErrInvalid.
+// ErrInvalid, and so is a TTL that is not above 0 and at most MaxTTL.
 func (t *Table) Grant(now time.Time, g Grant) error {
 	at := t.at(now)
 	if g.TTL <= 0 || g.TTL > MaxTTL {
@@ -298,22 +326,30 @@ func (t *Table) Grant(now time.Time, g Grant) error {
 	if c.granted {
 		return invalid("grant", g.Request, "the life with nonce %d was granted before", g.Nonce)
 	}
-	c.granted, c.export = true, g.Exported
-	c.limit = math.MaxInt64
-	if t.maxLife > 0 {
-		c.limit = later(at, t.maxLife)
-	}
-	deadline := min(later(at, int64(g.TTL)), c.limit)
+	c.granted, c.export, c.since = true, g.Exported, at
+	deadline := min(later(at, int64(g.TTL)), t.limit(c))
 	h := &t.hot[i]
 	h.deadline = deadline
 	if !g.Fixed {
 		h.nonce = c.nonce
 	}
 	t.due.push(due{deadline, i, c.gen})
+	t.grants.list = append(t.grants.list, grant{i, c.gen})
 	t.granted++
 	t.stats.Granted++
+	if f := t.trace.Granted; f != nil {
+		f(g)
+	}
 	t.endIfRead(at, i)
 	return nil
+}
+
+// limit is the moment that no renewal goes beyond.
+func (t *Table) limit(c *coldLife) int64 {
+	if t.maxLife == 0 {
+		return math.MaxInt64
+	}
+	return later(c.since, t.maxLife)
 }
 
 // later adds without overflow.
@@ -324,8 +360,9 @@ func later(at, d int64) int64 {
 	return at + d
 }
 
-// Abort ends a life, admitted or granted. One that has ended already is left
-// alone: an owner may revoke while readers finish.
+// Abort ends a life, admitted or granted. One that has ended already, or never
+// was, is left alone and counted: an owner may revoke while readers finish. A
+// key that cannot be is ErrInvalid.
 func (t *Table) Abort(now time.Time, k Key) error {
 	at := t.at(now)
 	if k.Request == "" || k.Nonce < 1 || k.Nonce > MaxNonce {
@@ -347,6 +384,8 @@ func (t *Table) Abort(now time.Time, k Key) error {
 // is the name of the agent it came from; readers are counted by it.
 func (t *Table) Notify(now time.Time, sender string, payload []byte) error {
 	at := t.at(now)
+	s := &t.stats
+	beats, renewed, missed := s.Heartbeats, s.Renewals, s.UnknownRenewals+s.StaleRenewals
 	var err error
 	switch {
 	case bytes.HasPrefix(payload, []byte(heartbeatPrefix)):
@@ -357,7 +396,10 @@ func (t *Table) Notify(now time.Time, sender string, payload []byte) error {
 		err = t.readComplete(at, sender, payload)
 	}
 	if err != nil {
-		t.stats.MalformedNotifications++
+		s.MalformedNotifications++
+	}
+	if f := t.trace.Heartbeat; f != nil && s.Heartbeats > beats {
+		f(sender, int(s.Renewals-renewed), int(s.UnknownRenewals+s.StaleRenewals-missed))
 	}
 	return err
 }
@@ -451,21 +493,60 @@ func (t *Table) renewSlots(at int64, targets []byte) error {
 		}
 		t.stats.Renewals -= renewed
 	} else {
-		// The same without a cap on life: short, so that the misses of many
-		// targets overlap.
-		for rest := targets; len(rest) > 0; rest = rest[slotTargetSize:] {
-			slot, nonce := slotTarget(rest)
-			if slot < uint64(len(slots)) {
-				if h := &slots[slot]; h.nonce == nonce && nonce != 0 {
-					h.deadline = max(h.deadline, deadline)
-					renewed++
-				}
-			}
+		// The same without a cap on life.
+		rest := targets
+		for ; len(rest) >= 8*slotTargetSize; rest = rest[8*slotTargetSize:] {
+			renewed += renewEight(slots, (*[8 * slotTargetSize]byte)(rest), deadline)
 		}
+		renewed += renewEach(slots, rest, deadline)
 	}
 	t.stats.Renewals += renewed
 	t.stats.StaleRenewals += int64(len(targets)/slotTargetSize) - renewed
 	return nil
+}
+
+// renewEight renews eight targets and returns how many it found. Of a million
+// leases each one misses the cache; a processor waits for as many misses at once
+// as it sees loads ahead, so the loads come first, and few instructions each.
+func renewEight(slots []hotLife, b *[8 * slotTargetSize]byte, deadline int64) int64 {
+	s0, _ := slotTarget(b[0*slotTargetSize:])
+	s1, _ := slotTarget(b[1*slotTargetSize:])
+	s2, _ := slotTarget(b[2*slotTargetSize:])
+	s3, _ := slotTarget(b[3*slotTargetSize:])
+	s4, _ := slotTarget(b[4*slotTargetSize:])
+	s5, _ := slotTarget(b[5*slotTargetSize:])
+	s6, _ := slotTarget(b[6*slotTargetSize:])
+	s7, _ := slotTarget(b[7*slotTargetSize:])
+	if max(s0, s1, s2, s3, s4, s5, s6, s7) >= uint64(len(slots)) {
+		return renewEach(slots, b[:], deadline)
+	}
+	h0, h1, h2, h3, h4, h5, h6, h7 := &slots[s0], &slots[s1], &slots[s2], &slots[s3], &slots[s4], &slots[s5], &slots[s6], &slots[s7]
+	n0, n1, n2, n3, n4, n5, n6, n7 := h0.nonce, h1.nonce, h2.nonce, h3.nonce, h4.nonce, h5.nonce, h6.nonce, h7.nonce
+	return h0.renew(n0, b[0*slotTargetSize:], deadline) + h1.renew(n1, b[1*slotTargetSize:], deadline) +
+		h2.renew(n2, b[2*slotTargetSize:], deadline) + h3.renew(n3, b[3*slotTargetSize:], deadline) +
+		h4.renew(n4, b[4*slotTargetSize:], deadline) + h5.renew(n5, b[5*slotTargetSize:], deadline) +
+		h6.renew(n6, b[6*slotTargetSize:], deadline) + h7.renew(n7, b[7*slotTargetSize:], deadline)
+}
+
+// renewEach renews any number of targets, in slots that may not be there.
+func renewEach(slots []hotLife, targets []byte, deadline int64) (renewed int64) {
+	for ; len(targets) > 0; targets = targets[slotTargetSize:] {
+		if slot, _ := slotTarget(targets); slot < uint64(len(slots)) {
+			h := &slots[slot]
+			renewed += h.renew(h.nonce, targets, deadline)
+		}
+	}
+	return renewed
+}
+
+// renew moves the deadline, never backwards, if the nonce that h holds is the
+// target's, and returns how many it moved.
+func (h *hotLife) renew(held int64, target []byte, deadline int64) int64 {
+	if _, nonce := slotTarget(target); nonce != held || held == 0 {
+		return 0
+	}
+	h.deadline = max(h.deadline, deadline)
+	return 1
 }
 
 func slotTarget(b []byte) (slot uint64, nonce int64) {
@@ -482,7 +563,7 @@ func (t *Table) renew(i int32, deadline int64) {
 		return // not granted yet, or of a fixed deadline
 	}
 	if t.maxLife > 0 {
-		deadline = min(deadline, t.cold[i].limit)
+		deadline = min(deadline, t.limit(&t.cold[i]))
 	}
 	if deadline > h.deadline || injected&faultXSHORT != 0 {
 		h.deadline = deadline
@@ -518,6 +599,9 @@ func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 	}
 	if other {
 		t.stats.StaleReadCompletes++
+		if f := t.trace.StaleReadComplete; f != nil {
+			f(sender, Key{string(exact.Request), exact.Nonce})
+		}
 		return nil
 	}
 	t.stats.UnmatchedReadCompletes++
@@ -616,7 +700,8 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 		t.free = append(t.free, i)
 	}
 	t.unlink(i)
-	t.ended = append(t.ended, Ended{c.request, c.nonce, reason})
+	e := Ended{c.request, c.nonce, reason}
+	t.ended = append(t.ended, e)
 	switch reason {
 	case ReasonRead:
 		t.stats.Read++
@@ -626,8 +711,10 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 		t.stats.Aborted++
 	}
 	t.stats.Live--
+	var age, left int64
 	if c.granted {
 		t.granted--
+		age, left = at-c.since, t.hot[i].deadline-at
 	}
 	if injected != 0 {
 		t.faults.remember(t, at, i)
@@ -635,19 +722,34 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 	t.hot[i] = hotLife{}
 	*c = coldLife{gen: c.gen + 1}
 	t.tidy()
+	if f := t.trace.Ended; f != nil {
+		f(e, time.Duration(age), time.Duration(left))
+	}
 }
 
-// tidy drops the heap's entries of ended leases when they are the majority.
+// tidy drops what ended leases left behind: of the heap and of the grants when
+// it is the majority, and from the front of the grants always, so that the first
+// one lives.
 func (t *Table) tidy() {
 	if len(t.due) > 2*t.granted+64 {
 		t.refresh()
 	}
+	g := &t.grants
+	for g.first < len(g.list) && !t.current(g.list[g.first].index, g.list[g.first].gen) {
+		g.first++
+	}
+	if len(g.list) > 2*t.granted+64 || g.first == len(g.list) {
+		live := slices.DeleteFunc(g.list, func(g grant) bool { return !t.current(g.index, g.gen) })
+		if *g = (grants{list: live}); cap(live) > 4*len(live)+256 {
+			g.list = slices.Clone(live)
+		}
+	}
 }
 
-// current reports whether the entry is that of a granted life.
-func (t *Table) current(d due) bool {
-	c := &t.cold[d.index]
-	return c.gen == d.gen && c.granted
+// current reports whether the life of this generation is here and granted.
+func (t *Table) current(index int32, gen uint32) bool {
+	c := &t.cold[index]
+	return c.gen == gen && c.granted
 }
 
 // refresh drops the heap's entries of ended leases and brings all others up to
@@ -655,7 +757,7 @@ func (t *Table) current(d due) bool {
 func (t *Table) refresh() {
 	t.due.refresh(func(d *due) bool {
 		d.at = t.hot[d.index].deadline
-		return t.current(*d)
+		return t.current(d.index, d.gen)
 	})
 }
 
@@ -666,7 +768,7 @@ func (t *Table) settle() bool {
 	for len(t.due) > 0 {
 		d := t.due[0]
 		switch {
-		case !t.current(d):
+		case !t.current(d.index, d.gen):
 			t.due.pop()
 		case t.hot[d.index].deadline != d.at && injected&faultXREAP == 0:
 			if moved++; moved > 64+len(t.due)/64 {
@@ -724,5 +826,13 @@ func (t *Table) Ended(dst []Ended) []Ended {
 // Len is the number of lives, admitted or granted.
 func (t *Table) Len() int { return int(t.stats.Live) }
 
-// Stats is a snapshot of the counters.
-func (t *Table) Stats() TableStats { return t.stats }
+// Stats is a snapshot of the counters. It looks at no lease but the oldest.
+func (t *Table) Stats() TableStats {
+	s := t.stats
+	slotless := max(len(t.hot)-t.slots.Len(), 0) - len(t.free)
+	s.FreeSlots = int64(t.slots.Len()+slotless) - s.Live
+	if g := t.grants; len(g.list) > 0 {
+		s.OldestAge = max(time.Duration(t.last-t.cold[g.list[g.first].index].since), 0)
+	}
+	return s
+}

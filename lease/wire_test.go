@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -171,6 +172,7 @@ func fuzzNotify(f *testing.F, prefix string, seeds ...string) {
 		if err != nil {
 			require.ErrorIs(t, err, ErrMalformed)
 			before.MalformedNotifications++
+			before.OldestAge = 15 * time.Second // the message says what time it is
 			require.Equal(t, before, r.Stats())
 			require.Equal(t, at(30), r.deadline())
 		}

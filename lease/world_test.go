@@ -26,6 +26,7 @@ type world struct {
 	byKey   map[Key]*modelLife
 	content int64
 	epochs  int
+	steps   int             // events that did something
 	seen    map[string]int  // what happened, so that no run is vacuous
 	loose   map[string]bool // ids that a read-complete without a nonce was sent for: it may hit a later life
 }
@@ -131,6 +132,50 @@ type ownerRank struct {
 	memory  []int64
 	todo    []ownerWork
 	results []Result
+	traced  traced
+}
+
+// traced is what the hooks were told.
+type traced struct {
+	granted, ended         int64
+	renewed, missed, stale int64
+	late                   int64
+	open                   map[string]bool // fetches
+}
+
+func (c *traced) table() TableTrace {
+	return TableTrace{
+		Granted:           func(Grant) { c.granted++ },
+		Heartbeat:         func(_ string, renewed, missed int) { c.renewed += int64(renewed); c.missed += int64(missed) },
+		Ended:             func(Ended, time.Duration, time.Duration) { c.ended++ },
+		StaleReadComplete: func(string, Key) { c.stale++ },
+		LateReadComplete:  func(_ Key, senders int) { c.late += int64(senders) },
+	}
+}
+
+// agrees compares what the hooks were told with what was counted.
+func (c *traced) agrees(st TableStats) bool {
+	return c.granted == st.Granted && c.ended == st.Read+st.Expired+st.Aborted && c.renewed == st.Renewals &&
+		c.missed == st.UnknownRenewals+st.StaleRenewals && c.stale == st.StaleReadCompletes && c.late == st.DroppedReadCompletes
+}
+
+// fetches has each fetch start, and then end once.
+func (c *traced) fetches() SchedulerTrace {
+	c.open = map[string]bool{}
+	return SchedulerTrace{
+		FetchStarted: func(p Pull) {
+			if c.open[p.Request] {
+				violate("P4", "fetch %q starts twice", p.Request)
+			}
+			c.open[p.Request] = true
+		},
+		FetchEnded: func(id string, cause Cause, err error) {
+			if !c.open[id] || (cause == 0) != (err == nil) || CauseOf(err) != cause {
+				violate("P4", "fetch %q ends by %v, %v; open: %v", id, cause, err, c.open)
+			}
+			delete(c.open, id)
+		},
+	}
 }
 
 type ownerWork struct {
@@ -162,7 +207,7 @@ func (w *world) startOwner() {
 	}
 	for range w.geo.ranks {
 		r := &ownerRank{cells: make([]int64, simSlots), memory: make([]int64, simBlocks)}
-		r.Table, err = NewTable(TableConfig{Extension: 20 * time.Second, Slots: NewSlots(r.cells), MaxEarly: 3, EarlyTTL: 20 * time.Second})
+		r.Table, err = NewTable(TableConfig{Extension: 20 * time.Second, Slots: NewSlots(r.cells), MaxEarly: 3, EarlyTTL: 20 * time.Second, Trace: r.traced.table()})
 		w.must(err, "setup", "table")
 		o.ranks = append(o.ranks, r)
 	}
@@ -233,6 +278,7 @@ func (o *ownerSim) newRequest() {
 	q := &ownerRequest{id: id}
 	o.w.must(o.sched.OnNewRequest(o.w.now, id, decode), "P4", "new request")
 	if o.schedule(q); q.life != nil {
+		o.w.steps++
 		o.running[id] = q
 	}
 }
@@ -259,6 +305,7 @@ func (o *ownerSim) preempt() {
 	}
 	o.w.must(o.sched.Preempted(o.w.now, q.id), "P4", "preempt")
 	o.free = append(o.free, q.blocks...)
+	o.w.steps++
 	q.blocks = nil
 	o.writes = slices.DeleteFunc(o.writes, func(x write) bool { return x.request == q })
 	o.w.seen["preempted"]++
@@ -272,6 +319,9 @@ func (o *ownerSim) reschedule() {
 
 func (o *ownerSim) step() {
 	work := ownerWork{o.sched.BuildPlan(o.w.now), o.writes}
+	if !work.plan.Empty() {
+		o.w.steps++
+	}
 	o.writes = nil
 	for _, r := range o.ranks {
 		r.todo = append(r.todo, work)
@@ -282,6 +332,7 @@ func (o *ownerSim) step() {
 func (o *ownerSim) run(i int) {
 	r, w := o.ranks[i], o.w
 	if len(r.todo) > 0 {
+		w.steps++
 		work := r.todo[0]
 		r.todo = r.todo[1:]
 		for _, a := range work.plan.Admit {
@@ -332,6 +383,7 @@ func (o *ownerSim) report(i int) {
 	if len(r.results) == 0 {
 		return
 	}
+	o.w.steps++
 	results := r.results
 	r.results = nil
 	for _, f := range o.sched.OnResults(o.w.now, results).Free {
@@ -357,6 +409,7 @@ func (o *ownerSim) finish(st Status) {
 	if q == nil {
 		return
 	}
+	o.w.steps++
 	p, delayed, err := o.sched.RequestFinished(o.w.now, q.id, st, [][]int{q.blocks}, 7)
 	o.w.must(err, "P4", "finish")
 	delete(o.running, q.id)
@@ -401,6 +454,7 @@ func (o *ownerSim) revoke() {
 			l.revoked = true
 		}
 	}
+	o.w.steps++
 	o.w.seen["revoked"]++
 }
 
@@ -419,6 +473,7 @@ func (w *world) deliver() {
 	if len(w.wire) == 0 {
 		return
 	}
+	w.steps++
 	i := w.choose(len(w.wire), "message")
 	m := w.wire[i]
 	switch w.choose(8, "fate") {
@@ -442,6 +497,7 @@ func (w *world) restartOwner() {
 	for i, r := range w.owner.ranks {
 		copy(r.memory, memory[i].memory) // whatever was there
 	}
+	w.steps++
 	w.seen["owner restarts"]++
 }
 
@@ -451,6 +507,7 @@ type readerSim struct {
 	name     string
 	legacy   bool // as vLLM today: verifies nothing and shows no nonce
 	life     int  // restarts
+	traced   *traced
 	sched    *Scheduler
 	ranks    []*readerRank
 	free     []int
@@ -490,9 +547,10 @@ type slotRead struct {
 
 func (d *readerSim) start() {
 	d.life++
+	d.traced = &traced{}
 	s, err := NewScheduler(SchedulerConfig{
 		Config: Config{Duration: 30 * time.Second, DecoderTTL: time.Minute, Verification: !d.legacy, Slots: 1},
-		Engine: d.name, Host: "d", Port: 1, Ranks: len(d.w.geo.reads), Blocks: simLocal, Seed: 5,
+		Engine: d.name, Host: "d", Port: 1, Ranks: len(d.w.geo.reads), Blocks: simLocal, Seed: 5, Trace: d.traced.fetches(),
 	})
 	d.w.must(err, "setup", "reader")
 	d.sched, d.requests, d.ranks, d.free = s, map[string]*readerRequest{}, nil, nil
@@ -522,6 +580,7 @@ func (d *readerSim) accept() {
 	if d.sched.OnNewRequest(d.w.now, id, l.params) != nil {
 		return // an earlier request of the id is being settled
 	}
+	d.w.steps++
 	l.reader = d
 	d.requests[id] = &readerRequest{id: id, life: l}
 }
@@ -556,6 +615,7 @@ func (d *readerSim) allocate() {
 	if err := d.sched.OnBlocksAllocated(d.w.now, q.id, q.life.params, [][]int{blocks}); err != nil {
 		violate("P4", "pull: %v", err)
 	}
+	d.w.steps++
 	d.free = d.free[n:]
 	q.doomed = !d.legacy && q.life.params.Lease == nil
 	if q.blocks = blocks; n == 0 {
@@ -580,6 +640,9 @@ func (d *readerSim) pullAgain() {
 
 func (d *readerSim) step() {
 	p := d.sched.BuildPlan(d.w.now)
+	if !p.Empty() {
+		d.w.steps++
+	}
 	d.checkHeartbeat(p)
 	for _, rel := range p.Release {
 		for _, r := range d.ranks {
@@ -641,6 +704,7 @@ func (d *readerSim) run(i int) {
 	r, w := d.ranks[i], d.w
 	res := Result{Rank: i}
 	if len(r.todo) > 0 {
+		w.steps++
 		p := r.todo[0]
 		r.todo = r.todo[1:]
 		for _, id := range p.Cancel {
@@ -716,6 +780,7 @@ func (d *readerSim) read(i int) {
 	if len(r.reads) == 0 {
 		return
 	}
+	w.steps++
 	k := w.choose(len(r.reads), "read")
 	b := r.reads[k]
 	remote, local := b.pull.RemoteBlocks[0], b.pull.LocalBlocks[0]
@@ -738,6 +803,7 @@ func (d *readerSim) check(i int) {
 	if len(r.checks) == 0 {
 		return
 	}
+	w.steps++
 	k := w.choose(len(r.checks), "check")
 	c := r.checks[k]
 	if c.cells == nil {
@@ -766,6 +832,9 @@ func (d *readerSim) report(i int) {
 	r, w := d.ranks[i], d.w
 	results := r.results
 	r.results = nil
+	if len(results) > 0 {
+		w.steps++
+	}
 	out := d.sched.OnResults(w.now, results)
 	for _, id := range out.Run {
 		q := d.requests[id]
@@ -845,6 +914,7 @@ func (d *readerSim) finish(abort bool) {
 	}
 	_, delayed, err := d.sched.RequestFinished(d.w.now, q.id, st, [][]int{q.blocks}, 0)
 	d.w.must(err, "P4", "reader finish")
+	d.w.steps++
 	delete(d.requests, q.id)
 	if !delayed {
 		d.free = append(d.free, q.blocks...)
@@ -932,11 +1002,22 @@ func (w *world) settle() {
 			violate("P4", "rank %d is left with %d lives, spent %v, slots %v", i, r.Len(), r.spent, r.cells)
 		}
 	}
+	for i, r := range o.ranks {
+		if st := r.Stats(); injected == 0 && !r.traced.agrees(st) {
+			violate("P4", "rank %d was told %+v and counts %+v", i, r.traced, st)
+		}
+	}
 	st := o.sched.Stats()
+	if st.PinnedBlocks != 0 || st.PinnedTokens != 0 {
+		violate("P4", "the owner is left with pinned blocks, %+v", st)
+	}
 	if len(o.free) != simBlocks || st.FreeSlots != simSlots || len(o.sched.lives) != 0 || st.Running != 0 || st.Pinned != 0 {
 		violate("P4", "the owner is left with free blocks %v, %+v", o.free, st)
 	}
 	for _, d := range w.readers {
+		if len(d.traced.open) != 0 {
+			violate("P4", "%s is left with fetches that started and did not end: %v", d.name, d.traced.open)
+		}
 		if len(d.free) != simLocal || len(d.sched.fetches) != 0 || len(d.sched.peers.order) != 0 {
 			violate("P4", "%s is left with free blocks %v, %d fetches, %d peers", d.name, d.free, len(d.sched.fetches), len(d.sched.peers.order))
 		}

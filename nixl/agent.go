@@ -32,7 +32,8 @@ type Config struct {
 	// values lie between MinProgressDelay and MaxProgressDelay.
 	ProgressDelay time.Duration
 	// Listen starts NIXL's metadata listener on ListenPort (1 to 65535), which
-	// looks for work every ListenDelay (zero means 100 ms).
+	// looks for work every ListenDelay (zero means 100 ms). It needs NIXL 1.5.0;
+	// older libraries are errors.ErrUnsupported.
 	Listen      bool
 	ListenPort  int
 	ListenDelay time.Duration
@@ -87,6 +88,7 @@ type agent struct {
 	log    *slog.Logger
 	listen bool
 	store  bool // a central store for metadata was configured
+	folds  bool // the library is older than 1.5.0: StatusBackend stands for StatusNotFound, too
 
 	mu        sync.Mutex
 	closed    bool
@@ -134,8 +136,14 @@ func NewAgent(name string, cfg Config) (*Agent, error) {
 	if err := checkName("create agent", name); err != nil {
 		return nil, err
 	}
-	if _, err := Load(""); err != nil {
+	library, err := Load("")
+	if err != nil {
 		return nil, err
+	}
+	folds := library.lacks("nixl_capi_prep_mem_view_local")
+	if cfg.Listen && folds {
+		return nil, &Error{Op: "create agent " + name, Cause: errors.ErrUnsupported,
+			Detail: "the listener needs NIXL 1.5.0: older ones close file descriptors of others, which crashes the process"}
 	}
 	s := &agent{
 		name:      name,
@@ -143,6 +151,7 @@ func NewAgent(name string, cfg Config) (*Agent, error) {
 		log:       cfg.Logger,
 		listen:    cfg.Listen,
 		store:     storeConfigured(),
+		folds:     folds,
 		peers:     map[string]*peer{},
 		lists:     map[*list]struct{}{},
 		transfers: map[*transfer]struct{}{},

@@ -305,7 +305,11 @@ func rawInvalidate(agent handle, remote []byte) Status {
 }
 
 func rawCheck(agent handle, remote []byte, mem MemType, descs []Desc) Status {
-	return Status(C.nixlgo_check_md(C.uint64_t(agent), cstr(remote), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs))))
+	s := Status(C.nixlgo_check_md(C.uint64_t(agent), cstr(remote), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs))))
+	if s == StatusBackend { // what libraries before 1.5.0 say instead
+		return StatusNotFound
+	}
+	return s
 }
 
 func rawConnect(agent handle, remote []byte, via handle) Status {

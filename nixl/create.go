@@ -55,15 +55,19 @@ func (a *Agent) CreateTransfer(op Op, localMem MemType, local []Desc, remote str
 	if err := r.locate(what, descs); err != nil {
 		return nil, err
 	}
-	h, st := rawCreate(s.h, op, localMem, local, remoteMem, descs, cname(remote), options)
+	h, st := rawCreate(s.h, op, localMem, local, remoteMem, descs, cname(remote), &options)
 	if st < 0 {
-		return nil, s.refused(what, r, options, st)
+		return nil, s.refused(what, r, &options, st)
 	}
 	for _, side := range []*list{l, r} {
 		side.hold()
 		side.closed = true // only the transfer holds it
 	}
-	return adopt(&transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: l.n}), nil
+	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: l.n}
+	if op == Read && r.mem == File {
+		t.ends = fileEnds(descs, r.indices(nil))
+	}
+	return adopt(t), nil
 }
 
 // Backend returns the backend that carries the transfer. ErrNotFound says that

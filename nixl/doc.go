@@ -44,6 +44,11 @@
 //	Backend        CreateBackend               its agent
 //	Buffer         AllocBuffer                 Close; unmapped when no living agent   registered memory stays mapped
 //	                                           ever registered it
+//	FileRange      NewFileRange                Close; its file descriptor stays open  as a Buffer
+//	                                           as long as a Buffer stays mapped
+//	DeviceRange    Device                      the caller frees the memory, after     peers can reach the memory
+//	                                           the agents that registered it
+//	MemoryView     ViewLocal, ViewRemote       Close; or its agent                    its registrations cannot be closed
 //	Registration   Register                    Close, refused while lists or          peers can reach the memory,
 //	                                           transfers refer to it; or its agent    over TCP even afterwards
 //	List           PrepareLocal, PrepareRemote Close; or its agent                    its registrations cannot be closed
@@ -154,6 +159,13 @@
 // process ends by SIGSEGV or SIGABRT: 7 of 81 readers killed in a READ of 32 MiB
 // took it along. No setting avoids it; UCX_PROTO_ENABLE=n does, but NIXL's READs
 // do not work with it. RDMA transports do not answer READs in software.
+//
+// # File descriptors
+//
+// When UCX's accept meets the limit of open files (EMFILE), it closes its TCP
+// listener for good: no new peer reaches the agent, and it reaches none, until
+// the process makes a new agent. Raise RLIMIT_NOFILE well above the number of
+// peers; two descriptors each.
 //
 // # Leaving through libc
 //

@@ -72,6 +72,31 @@ func (f *FileRange) Desc(offset, length int64) (Desc, error) {
 // Close of the last agent that ever registered it. A second Close does nothing.
 func (f *FileRange) Close() error { return f.close() }
 
+// fileEnds returns how long the file of each file descriptor must be for a READ.
+func fileEnds(descs []Desc, indices []int32) map[uint64]uint64 {
+	ends := map[uint64]uint64{}
+	for _, i := range indices {
+		d := descs[i]
+		ends[d.Dev] = max(ends[d.Dev], d.Addr+d.Len)
+	}
+	return ends
+}
+
+// checkFileEnds refuses to read beyond the end of a file: libraries before 1.5.0
+// call that a success, and leave the memory as it was.
+func checkFileEnds(op string, ends map[uint64]uint64) error {
+	for fd, end := range ends {
+		var st syscall.Stat_t
+		if err := syscall.Fstat(int(fd), &st); err != nil {
+			return &Error{Op: op, Cause: ErrState, Detail: fmt.Sprintf("file descriptor %d: %v", fd, err)}
+		}
+		if st.Mode&syscall.S_IFMT == syscall.S_IFREG && uint64(st.Size) < end {
+			return &Error{Op: op, Cause: ErrState, Detail: fmt.Sprintf("the file of descriptor %d has %d bytes, and the READ goes to %d", fd, st.Size, end)}
+		}
+	}
+	return nil
+}
+
 func (f *FileRange) region() (region, error) {
 	if err := f.lock("register file"); err != nil {
 		return region{}, err

@@ -102,6 +102,8 @@ func Loaded() *Library {
 // Calls that need one answer an error that matches errors.ErrUnsupported.
 func (l *Library) Missing() []string { return rawMissing() }
 
+func (l *Library) lacks(function string) bool { return slices.Contains(l.Missing(), function) }
+
 // samePath reports whether path names the loaded file or the directory that it is in.
 func samePath(path, file string) bool {
 	a, err1 := filepath.EvalSymlinks(path)

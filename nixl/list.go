@@ -3,6 +3,7 @@ package nixl
 import (
 	"math"
 	"runtime"
+	"slices"
 )
 
 // List is a prepared descriptor list, of local or of remote memory. Transfers
@@ -25,6 +26,7 @@ type list struct {
 	// they are equal (most lists), else one each.
 	each    uint64
 	lengths []uint64
+	files   []Desc          // the descriptors, of a list of files
 	regs    []*registration // held while the list or a transfer made from it lives
 	uses    int             // transfers made from it
 	closed  bool
@@ -99,6 +101,9 @@ func newList(s *agent, op, remote string, mem MemType, descs []Desc) (*list, err
 	}
 	l := &list{a: s, mem: mem, remote: remote, n: len(descs)}
 	l.setLengths(descs)
+	if mem == File {
+		l.files = slices.Clone(descs)
+	}
 	return l, nil
 }
 
@@ -125,12 +130,9 @@ func checkDescs(op string, mem MemType, descs []Desc) error {
 	if len(descs) > math.MaxInt32 {
 		return invalid(op, "%d descriptors are more than %d", len(descs), math.MaxInt32)
 	}
-	for i, d := range descs {
-		if d.Len == 0 {
-			return invalid(op, "descriptor %d, %v, has no length", i, d)
-		}
-		if _, ok := d.end(); !ok {
-			return invalid(op, "descriptor %d, %v, wraps around the address space", i, d)
+	for i := range descs {
+		if d := &descs[i]; d.Len == 0 || d.Addr+d.Len < d.Addr {
+			return invalid(op, "descriptor %d, %v, has no length or wraps around the address space", i, *d)
 		}
 	}
 	return nil
@@ -138,35 +140,28 @@ func checkDescs(op string, mem MemType, descs []Desc) error {
 
 func (l *list) setLengths(descs []Desc) {
 	l.each = descs[0].Len
+	if !slices.ContainsFunc(descs, func(d Desc) bool { return d.Len != l.each }) {
+		return
+	}
+	l.lengths = make([]uint64, len(descs))
 	for i, d := range descs {
-		if d.Len != l.each && l.lengths == nil {
-			l.lengths = make([]uint64, len(descs))
-			for k := range i {
-				l.lengths[k] = l.each
-			}
-		}
-		if l.lengths != nil {
-			l.lengths[i] = d.Len
-		}
+		l.lengths[i] = d.Len
 	}
 }
 
 // findRegistrations finds the registrations that the descriptors lie in.
 func (l *list) findRegistrations(op string, descs []Desc) error {
-	var last *registration
 	seen := map[*registration]bool{}
-	for i, d := range descs {
-		if last != nil && last.covers(l.mem, d) {
-			continue
+	for i := 0; i < len(descs); {
+		r := l.a.regs.containing(l.mem, descs[i])
+		if r == nil {
+			return invalid(op, "descriptor %d, %s%v, is not inside a live registration of agent %s", i, l.mem, descs[i], l.a.name)
 		}
-		last = l.a.regs.containing(l.mem, d)
-		if last == nil {
-			return invalid(op, "descriptor %d, %s%v, is not inside a live registration of agent %s", i, l.mem, d, l.a.name)
+		if !seen[r] {
+			seen[r] = true
+			l.regs = append(l.regs, r)
 		}
-		if !seen[last] {
-			seen[last] = true
-			l.regs = append(l.regs, last)
-		}
+		i += inside(descs[i:], r.Desc)
 	}
 	return nil
 }

@@ -61,6 +61,17 @@ func (d Desc) covers(o Desc) bool {
 	return d.Dev == o.Dev && o.Addr >= d.Addr && o.Len <= d.Len && o.Addr-d.Addr <= d.Len-o.Len
 }
 
+// inside returns how many descriptors from the first on lie inside of r.
+func inside(descs []Desc, r Desc) int {
+	for i := range descs {
+		d := &descs[i]
+		if d.Dev != r.Dev || d.Addr < r.Addr || d.Len > r.Len || d.Addr-r.Addr > r.Len-d.Len {
+			return i
+		}
+	}
+	return len(descs)
+}
+
 func (d Desc) String() string { return fmt.Sprintf("[%#x +%d dev %d]", d.Addr, d.Len, d.Dev) }
 
 // Memory is what an agent can register: a *Buffer, a *FileRange, an *ObjectRange

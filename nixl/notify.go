@@ -1,8 +1,10 @@
 package nixl
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
+	"slices"
 )
 
 // Notification is a message that reached the agent.
@@ -108,13 +110,19 @@ func (s *agent) unpackInbox(dst []Notification, packed []byte, count int) []Noti
 		total += len(payload)
 	}
 	payloads := make([]byte, 0, total)
+	dst = slices.Grow(dst, count)
+	var last []byte // sender of the message before, and its name
+	var name string
 	for range count {
 		var from, payload []byte
 		from, packed = packedField(packed)
 		payload, packed = packedField(packed)
+		if !bytes.Equal(from, last) || name == "" {
+			last, name = from, s.sender(from)
+		}
 		start := len(payloads)
 		payloads = append(payloads, payload...)
-		dst = append(dst, Notification{From: s.sender(from), Payload: payloads[start:len(payloads):len(payloads)]})
+		dst = append(dst, Notification{From: name, Payload: payloads[start:len(payloads):len(payloads)]})
 	}
 	return dst
 }

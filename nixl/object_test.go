@@ -101,7 +101,9 @@ func TestObjectsAreWrittenAndRead(t *testing.T) {
 		require.NoError(t, x.Close())
 	}
 	require.Equal(t, b.Bytes()[:4096], b.Bytes()[4096:])
+	store.mu.Lock()
 	require.Equal(t, map[string][]byte{"/kv/block/0": b.Bytes()[:4096]}, store.objects)
+	store.mu.Unlock()
 	answers, err := obj.Query(Object, []Query{{Name: "block/0"}, {Name: "block/1"}})
 	require.NoError(t, err)
 	require.NotNil(t, answers[0])

@@ -46,15 +46,13 @@ func (s *agent) offers(op string, p *peer, mem MemType, descs []Desc) error {
 		}
 		return nil
 	}
-	var last *remoteRange
-	for i, d := range descs {
-		if last != nil && last.covers(mem, d) {
-			continue
-		}
-		if last = p.ranges.containing(mem, d); last == nil {
+	for i := 0; i < len(descs); {
+		r := p.ranges.containing(mem, descs[i])
+		if r == nil {
 			return &Error{Op: op, Remote: p.name, Cause: ErrInvalid,
-				Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, d, p.ranges)}
+				Detail: fmt.Sprintf("descriptor %d, %s%v, is outside of what the peer offers: %v", i, mem, descs[i], p.ranges)}
 		}
+		i += inside(descs[i:], r.Desc)
 	}
 	return nil
 }
@@ -73,9 +71,12 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 		return nil, err
 	}
 	defer a.s.mu.Unlock()
+	if len(a.s.backends) == 0 {
+		return nil, invalid(op, "the agent has no backend yet: call CreateBackend first")
+	}
 	blob, st := rawLocalMetadata(a.s.h)
 	if st < 0 {
-		return nil, &Error{Op: op, Status: st, Detail: "an agent needs a backend first"}
+		return nil, failed(op, "", st)
 	}
 	return blob, nil
 }
@@ -207,7 +208,11 @@ func (a *Agent) InvalidateRemote(name string) error {
 	if name == s.name {
 		return &Error{Op: op, Remote: name, Cause: ErrInvalid, Detail: "that is this agent's own name"}
 	}
-	return failed(op, name, rawInvalidate(s.h, cname(name)))
+	st := rawInvalidate(s.h, cname(name))
+	if st == StatusBackend { // what libraries before 1.5.0 say instead
+		st = StatusNotFound
+	}
+	return failed(op, name, st)
 }
 
 // CheckRemote asks whether metadata of the peer is loaded and, with
@@ -263,9 +268,11 @@ func (s *agent) connect(name string, via handle) error {
 func (s *agent) peerError(op, name string) error {
 	e := &Error{Op: op, Remote: name, Status: StatusBackend, Cause: ErrPeer}
 	if rawCheck(s.h, cname(name), DRAM, nil) == StatusNotFound {
-		if p := s.peers[name]; p != nil {
-			s.drop(p)
+		p := s.peers[name]
+		if p == nil { // libraries before 1.5.0 do not say so
+			return failed(op, name, StatusNotFound)
 		}
+		s.drop(p)
 		e.Detail = "the library has dropped the peer's metadata; load it again"
 	} else {
 		e.Detail = "the peer may be gone; if it is back, invalidate its metadata and load the new"

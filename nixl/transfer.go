@@ -44,14 +44,14 @@ type TransferOptions struct {
 }
 
 // raw checks the options and turns them into those that cross.
-func (o *TransferOptions) raw(op string, s *agent) (*rawOptions, error) {
+func (o *TransferOptions) raw(op string, s *agent) (rawOptions, error) {
 	if len(o.Notification) > math.MaxInt32 || len(o.Custom) > math.MaxInt32 {
-		return nil, invalid(op, "the notification has %d bytes, the custom parameter %d", len(o.Notification), len(o.Custom))
+		return rawOptions{}, invalid(op, "the notification has %d bytes, the custom parameter %d", len(o.Notification), len(o.Custom))
 	}
-	r := &rawOptions{message: o.Notification, custom: o.Custom, notify: o.Notify || len(o.Notification) > 0, noMerge: o.SkipMerge}
+	r := rawOptions{message: o.Notification, custom: o.Custom, notify: o.Notify || len(o.Notification) > 0, noMerge: o.SkipMerge}
 	if o.Backend != nil {
 		if o.Backend.a != s {
-			return nil, invalid(op, "the backend belongs to another agent")
+			return rawOptions{}, invalid(op, "the backend belongs to another agent")
 		}
 		r.backend = o.Backend.h
 	}
@@ -100,6 +100,7 @@ type transfer struct {
 	local, remote *list
 	bytes         uint64
 	count         int
+	ends          map[uint64]uint64 // READs of files: how long each file descriptor's file must be
 	state         State
 	err           error
 	quarantine    time.Time // when Failed: until then the library may still write; zero: until the agent ends
@@ -159,11 +160,15 @@ func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []i
 	if r.left() {
 		return nil, stale(what, r.remote)
 	}
-	h, st := rawMake(s.h, op, l.h, li, r.h, ri, options)
+	h, st := rawMake(s.h, op, l.h, li, r.h, ri, &options)
 	if st < 0 {
-		return nil, s.refused(what, r, options, st)
+		return nil, s.refused(what, r, &options, st)
 	}
-	return adopt(&transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}), nil
+	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}
+	if op == Read && r.mem == File {
+		t.ends = fileEnds(r.files, ri)
+	}
+	return adopt(t), nil
 }
 
 // refused explains why a request of sound arguments was not made.
@@ -222,6 +227,11 @@ func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
 	if len(li) > math.MaxInt32 {
 		return 0, invalid(op, "%d indices are more than %d", len(li), math.MaxInt32)
 	}
+	if l.lengths == nil && r.lengths == nil && l.each == r.each { // most lists; the bounds are all there is to check
+		if uint64(highest(li)) < uint64(l.n) && uint64(highest(ri)) < uint64(r.n) {
+			return l.each * uint64(len(li)), nil
+		}
+	}
 	var bytes uint64
 	for k, i := range li {
 		j := ri[k]
@@ -235,6 +245,15 @@ func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
 		bytes += n
 	}
 	return bytes, nil
+}
+
+// highest returns the largest index; a negative one counts as larger than all others.
+func highest(indices []int32) uint32 {
+	var most uint32
+	for _, i := range indices {
+		most = max(most, uint32(i))
+	}
+	return most
 }
 
 // Bytes returns how many bytes the transfer moves, Count how many descriptors.
@@ -283,6 +302,9 @@ func (t *transfer) post(op string) (State, error) {
 	case t.remote.left():
 		return t.state, stale(op, t.remote.remote)
 	}
+	if err := checkFileEnds(op, t.ends); err != nil {
+		return t.state, err
+	}
 	t.state = Active
 	t.a.active.push(t)
 	if t.remote.peer != nil {
@@ -314,6 +336,9 @@ func (t *transfer) settle(op string, st Status) {
 		return
 	}
 	t.state = Failed
+	if st == StatusBackend && t.a.folds && p != nil && rawCheck(t.a.h, p.cname, DRAM, nil) == StatusNotFound {
+		st = StatusNotFound // whether by a dead connection or a working one, nobody can tell
+	}
 	if st == StatusBackend {
 		if p != nil {
 			p.failed = true

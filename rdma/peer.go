@@ -19,7 +19,8 @@ type peer struct {
 	clock lease.ClockOffset // of its side channel, for the deadlines that it names
 
 	err      error     // why the last handshake failed
-	failures int       // handshakes failed in a row
+	failures int       // handshakes failed, or connections lost before anything was read, in a row
+	proved   bool      // something was read over this connection
 	retryAt  time.Time // no handshake before
 
 	pulls list.List // *pull: those that wait for the handshake, or for others to end, in order of arrival
@@ -81,10 +82,12 @@ func (w *Worker) peer(info lease.Peer) *peer {
 	if p == nil {
 		p = &peer{info: info}
 		w.peers[info.Engine] = p
+		w.unwell = true
 	}
 	if p.info != info && p.state != connecting {
 		w.broke(p, fmt.Errorf("its address changed from %s:%d to %s:%d", p.info.Host, p.info.Port, info.Host, info.Port))
 		p.info = info
+		p.failures, p.retryAt = 0, time.Time{} // were those of the old address
 	}
 	return p
 }
@@ -237,11 +240,12 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 			}
 			if h.err != nil {
 				p.state = idle
+				w.unwell = true
 				w.connectFailed(p, now, h.err)
 				w.failWaiting(p, res)
 				continue
 			}
-			p.state, p.ranks, p.clock, p.failures, p.err = connected, h.ranks, h.clock, 0, nil
+			p.state, p.ranks, p.clock, p.proved, p.err = connected, h.ranks, h.clock, false, nil
 			w.log.Info("connected", "engine", h.engine, "agent", h.ranks[0].agent, "took", h.took)
 			res.Connected = append(res.Connected, h.engine)
 			w.flush(p, now, res)
@@ -294,13 +298,22 @@ func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
 func (w *Worker) broke(p *peer, err error) {
 	if p.state == connected {
 		p.state = broken
+		w.unwell = true
 		p.err = err
+		if !p.proved { // else an owner that answers handshakes but no READ would be asked in every step
+			p.failures++
+			p.retryAt = w.now.Add(backoff(p.failures))
+		}
 		w.log.Warn("lost a peer", "engine", p.info.Engine, "error", err)
 	}
 }
 
 // heal forgets the connection to broken peers and reconnects those that something waits for.
 func (w *Worker) heal(now time.Time, res *lease.Result) {
+	if !w.unwell {
+		return
+	}
+	w.unwell = false
 	for engine, p := range w.peers {
 		if p.state == broken && p.active == 0 {
 			for _, r := range p.ranks {
@@ -322,6 +335,8 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 			}
 		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)):
 			delete(w.peers, engine)
+			continue
 		}
+		w.unwell = w.unwell || p.state == idle || p.state == broken
 	}
 }

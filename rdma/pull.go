@@ -303,6 +303,7 @@ func (w *Worker) ended(t *transfer) {
 	}
 	bytes := t.Bytes()
 	t.peer.active--
+	t.peer.proved, t.peer.failures = true, 0
 	if err := t.close(); err != nil {
 		w.log.Warn("release a READ", "engine", t.peer.info.Engine, "error", err)
 	}

@@ -38,9 +38,11 @@ type Worker struct {
 
 	mu       sync.Mutex // held by Step and Close
 	closed   bool
+	now      time.Time // of the step under way
 	table    *lease.Table
 	pulls    *lease.Pulls
 	peers    map[string]*peer
+	unwell   bool             // there may be peers that are idle or broken
 	reads    map[string]*pull // by local request
 	overdue  time.Time        // no pull is overdue before
 	active   []*transfer
@@ -66,7 +68,8 @@ type WorkerStats struct {
 	HandshakesFailed int64
 	HeartbeatsSent   int64 // messages
 	NotifyFailed     int64 // heartbeats and read-completes that NIXL did not take
-	Pulls            int   // being read, checked, or in quarantine now
+	Pulls            int   // waiting, being read, checked, or in quarantine now
+	Waiting          int   // of those, waiting for a handshake or for room (MaxBytesPerPeer, MaxReadsPerPeer)
 	Peers            int   // connected now
 	Leases           lease.TableStats
 }
@@ -135,6 +138,7 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 		return res, ErrClosed
 	}
 	w.stats.Steps++
+	w.now = now
 	err := w.hold(now, plan)
 	w.takeHandshakes(now, &res)
 	for _, id := range plan.Cancel {
@@ -205,6 +209,7 @@ func (w *Worker) Stats() WorkerStats {
 		if p.state == connected {
 			s.Peers++
 		}
+		s.Waiting += p.pulls.Len()
 	}
 	if w.table != nil {
 		s.Leases = w.table.Stats()

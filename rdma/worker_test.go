@@ -392,6 +392,24 @@ func TestPeerThatIsNotThereFailsTheHandshake(t *testing.T) {
 	until(t, "the good one", func() bool { return reader.ran["good"] }, reader)
 }
 
+// vllm#41863, cases.md 44: the back-off is an address's, not an engine's.
+func TestAddressThatWasWrongDoesNotHoldUpTheRightOne(t *testing.T) {
+	_, owner, reader := pair2(t)
+	owner.fill(0xA1, 2)
+	good := owner.publish("req", 2)
+	for i := range 4 { // the third failure starts a back-off of two seconds
+		bad := *good
+		bad.RemotePort = 1
+		id := fmt.Sprint("bad-", i)
+		reader.pull(id, &bad, 1)
+		until(t, "the failure", func() bool { return reader.failed[id].Err != nil }, reader)
+	}
+	reader.pull("local", good, 1)
+	until(t, "the read", func() bool { return reader.ran["local"] || reader.failed["local"].Err != nil }, reader)
+	require.NoError(t, reader.failed["local"].Err)
+	require.True(t, reader.holds(0xA1, 1))
+}
+
 func TestAnotherCompatibilityHashIsRefusedUnlessAsked(t *testing.T) {
 	start := time.Now()
 	owner := newEngine(t, &start, "owner", func(c *WorkerConfig) { c.Compatibility = "theirs" })
@@ -528,6 +546,8 @@ func TestUnusableConfigurationNamesTheValue(t *testing.T) {
 		"Rank 2":     func(c *WorkerConfig) { c.Rank, c.TPSize = 2, 2 },
 		"0 regions":  func(c *WorkerConfig) { c.KV.Regions = nil },
 		"timeout":    func(c *WorkerConfig) { c.ReadTimeout = -1 },
+		"Peer -2, M": func(c *WorkerConfig) { c.MaxBytesPerPeer = -2 },
+		"Peer -3":    func(c *WorkerConfig) { c.MaxReadsPerPeer = -3 },
 		"9 blocks":   func(c *WorkerConfig) { c.KV.Regions[0].Base, c.KV.Regions[0].Blocks = ^uint64(0)-100, 9 },
 		"num_blocks": func(c *WorkerConfig) { c.KV.Regions[0].Blocks = -1 },
 		"2147483647": func(c *WorkerConfig) { c.KV.Regions[0].Blocks = 1 << 31 },

@@ -58,7 +58,7 @@ func newDemo() *cobra.Command {
 	f.IntVar(&cfg.blockBytes, "block-bytes", 16384, "bytes of one block of one layer")
 	f.IntVar(&cfg.blocks, "blocks", 4, "blocks per request")
 	f.IntVar(&cfg.layers, "layers", 2, "layers")
-	f.DurationVar(&cfg.lease, "lease", 2*time.Second, "lease duration")
+	f.DurationVar(&cfg.lease, "lease", 3*time.Second, "lease duration")
 	f.BoolVar(&cfg.json, "json", false, "print one JSON object per line")
 	return c
 }

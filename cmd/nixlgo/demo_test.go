@@ -64,7 +64,7 @@ func TestDemoShowsEveryScene(t *testing.T) {
 			require.Equal(t, []int{9, 9, 0, 1, 1, 1}, []int{s.Requests, s.Verified, s.WrongBytes, s.QueuedOK, s.LapsedRefused, s.UnverifiableRefused})
 			require.Positive(t, s.Renewals)
 			require.Positive(t, s.ReaderKilledFreedS)
-			require.Equal(t, 2.0, s.LeaseS)
+			require.Equal(t, 3.0, s.LeaseS)
 			for _, key := range []string{"event", "tls", "library", "requests", "verified", "wrong_bytes", "renewals", "queued_ok", "lapsed_refused",
 				"unverifiable_refused", "reader_killed_freed_s", "lease_s", "seconds"} {
 				require.Contains(t, lines[len(lines)-1], `"`+key+`":`)

@@ -15,6 +15,7 @@
 //	                                               turn-2 read in time is nixlgo_load_failures_total{cause="expired"}
 //	vllm:nixl_num_notifications_after_expiry_total nixlgo_lease_late_completions_total
 //	vllm:num_kv_pinned_requests                    nixlgo_scheduler_requests{state="pinned"}
+//	vllm:num_kv_pinned_tokens                      nixlgo_lease_pinned_tokens
 //
 // vLLM's histograms (vllm:nixl_xfer_time_seconds, vllm:nixl_post_time_seconds, vllm:nixl_num_descriptors) have no
 // counterpart here. What it has none of: nixlgo_verify_total{result}, whether a read was proved to have been under its lease
@@ -25,6 +26,7 @@
 //	rate(nixlgo_lease_expired_total[5m]) > 0                    readers do not come, or not in time
 //	rate(nixlgo_verify_total{result="lapsed"}[5m]) > 0          kv_lease_duration is too short for what readers do
 //	rate(nixlgo_verify_total{result="unverifiable"}[5m]) > 0    a router drops the lease fields, or owners run out of slots
+//	nixlgo_lease_oldest_age_seconds > 600                       somebody renews a lease and never reads it
 //	nixlgo_lease_slots{state="free"} == 0                       new requests are admitted without a slot
 //	sum by (cause) (rate(nixlgo_load_failures_total[5m]))       why KV loads fail
 package metrics

@@ -26,7 +26,8 @@ var worker = []family[workerStats]{
 
 	counter("transfer_reads_total", "Block READs posted.", func(s *workerStats) int64 { return s.Reads }),
 	counter("transfer_bytes_total", "Bytes of block READs that completed.", func(s *workerStats) int64 { return s.BytesRead }),
-	gauge("transfer_pulls", "Requests being read, checked, or in quarantine now.", func(s *workerStats) int64 { return int64(s.Pulls) }),
+	gauge("transfer_waiting", "Requests that wait for a handshake, or for others of their engine to be read, now.", func(s *workerStats) int64 { return int64(s.Waiting) }),
+	gauge("transfer_pulls", "Requests waiting, being read, checked, or in quarantine now.", func(s *workerStats) int64 { return int64(s.Pulls) }),
 
 	split(count, "verify_total", "result", "Reads by what the check of their lease found.", func(s *workerStats) []part {
 		return []part{{"ok", s.Verified}, {"lapsed", s.Lapsed}, {"unverifiable", s.Unverifiable}}
@@ -40,6 +41,11 @@ var worker = []family[workerStats]{
 	counter("heartbeat_sent_total", "Heartbeat messages sent.", func(s *workerStats) int64 { return s.HeartbeatsSent }),
 
 	gauge("lease_active", "Leases of this rank now, from the step that schedules the request.", func(s *workerStats) int64 { return s.Leases.Live }),
+	gauge("lease_free_slots", "Slots of this rank that show no nonce now.", func(s *workerStats) int64 { return s.Leases.FreeSlots }),
+	{
+		describeOne("lease_oldest_age_seconds", "Time since the grant of the lease that was granted first, of those that live, at the last step; 0 without one."), level,
+		func(s *workerStats, emit func(float64, ...string)) { emit(s.Leases.OldestAge.Seconds()) },
+	},
 	counter("lease_admitted_total", "Requests whose nonce went into a slot.", func(s *workerStats) int64 { return s.Leases.Admitted }),
 	counter("lease_granted_total", "Leases that were given a deadline.", func(s *workerStats) int64 { return s.Leases.Granted }),
 	counter("lease_renewed_total", "Renewals of leases by heartbeats.", func(s *workerStats) int64 { return s.Leases.Renewals }),
@@ -77,6 +83,8 @@ var scheduler = []family[engineStats]{
 		return []part{{"running", s.Running}, {"pinned", s.Pinned}}
 	}),
 	split(level, "lease_slots", "state", "Lease slots by what they are.", func(s *engineStats) []part { return []part{{"free", s.FreeSlots}} }),
+	gauge("lease_pinned_blocks", "Blocks that may not be reused before their reader is done, or the lease has ended.", func(s *engineStats) int64 { return s.PinnedBlocks }),
+	gauge("lease_pinned_tokens", "Tokens that the exported ones of those blocks hold.", func(s *engineStats) int64 { return s.PinnedTokens }),
 	counter("scheduler_admitted_total", "Requests scheduled for a reader.", func(s *engineStats) int64 { return s.Admitted }),
 	counter("scheduler_admitted_without_slot_total", "Those of them for which no slot was free.", func(s *engineStats) int64 { return s.NoSlot }),
 	counter("scheduler_exported_total", "Requests whose kv_transfer_params left.", func(s *engineStats) int64 { return s.Exported }),
