@@ -69,7 +69,6 @@ func TestReaderAtItsFileLimit(t *testing.T) {
 	for left, reader := range readers {
 		t.Run(fmt.Sprintf("%d left", left), func(t *testing.T) {
 			before, listeners := reader.level(), reader.listeners()
-			before.goroutines++ // of the first READ
 			reader.ok(command{Do: "exhaust", Left: left})
 			causes := anyFailure
 			if left == 0 {
