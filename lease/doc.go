@@ -102,11 +102,11 @@
 //	D sends the notification, which carries the nonce       TestMessagesHaveTheirExactBytes
 //	a matching nonce proves that P held the blocks          TestModelKeepsItsPropertiesInAnyOrder
 //
+// The protocol is also model-checked: go run ./lease/spec.
+//
 // # What can be seen of it
 //
 // Stats of a Table and of a Scheduler count everything that happened; package
 // rdma/metrics makes series of them. For spans and histograms, [TableTrace] and
 // [SchedulerTrace] are called for each lease and each fetch.
-//
-// The protocol is also model-checked: go run ./lease/spec.
 package lease

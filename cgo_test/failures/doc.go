@@ -7,6 +7,10 @@
 // One failure of a reader can take the owner along: a death in the middle of a READ over TCP (package nixl, "Readers that
 // die over TCP"). Nothing on this side prevents it, so that test accepts both ends and says which it saw.
 //
-// RLIMIT_MEMLOCK is in no test: over TCP nothing is pinned, and a limit of 0 is not felt. It limits registration over RDMA
+// Nor can an agent go on in whose UCX the limit of file descriptors was met: it may connect to nobody any more. Those tests
+// start the process anew, and say so.
+//
+// RLIMIT_MEMLOCK has no test of its own: over TCP nothing is pinned, and a limit of 0 is not felt (two processes of one test run under it; as
+// root they would not feel it anyway). It limits registration over RDMA
 // transports.
 package failures

@@ -28,6 +28,7 @@ func newNetwork(t testing.TB) *network {
 	if os.Geteuid() != 0 {
 		t.Skip("SKIPPED: network namespaces need root with CAP_NET_ADMIN and CAP_SYS_ADMIN")
 	}
+	need(t, "ip", "iproute2")
 	n := &network{t: t}
 	for i := range n.sides {
 		n.sides[i] = side{fmt.Sprintf("nixlgo-%d-%d", os.Getpid(), i), fmt.Sprintf("nlg%d%c", os.Getpid()%100000, 'a'+i), fmt.Sprintf("10.201.7.%d", i+1)}
@@ -58,8 +59,21 @@ func newNetwork(t testing.TB) *network {
 	n.netem = err == nil
 	if !n.netem {
 		t.Logf("netem: %s; packets are dropped by iptables instead", strings.TrimSpace(string(out)))
+		need(t, "iptables-legacy", "iptables")
 	}
 	return n
+}
+
+// need skips the test where a program is missing, but for CI, which installs it.
+func need(t testing.TB, program, debianPackage string) {
+	t.Helper()
+	if _, err := exec.LookPath(program); err == nil {
+		return
+	}
+	if os.Getenv("CI") != "" {
+		t.Fatalf("%s is missing (Debian: apt-get install %s)", program, debianPackage)
+	}
+	t.Skipf("SKIPPED: %s is missing (Debian: apt-get install %s)", program, debianPackage)
 }
 
 func (n *network) run(name string, args ...string) {

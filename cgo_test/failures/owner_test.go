@@ -41,6 +41,7 @@ func reach(t *testing.T, owner *process, readers []*process) *stages {
 		owner.signal(syscall.SIGCONT) // the READ was faster than the signal
 		s.fs[2].ended("")
 		s.xs[2].freed(lease.ReasonRead)
+		readers[2].killed()
 		readers[2] = start(t, "reader-read")[0]
 	}
 	readers[4].ok(command{Do: "go"})
