@@ -63,8 +63,9 @@ func launch(t testing.TB, name string, s setup, w where) *process {
 	}
 	p := &process{t: t, name: name, setup: s, cmd: exec.Command(args[0], args[1:]...), dead: make(chan struct{}),
 		ready: make(chan answer, 1), calls: map[int]chan answer{}, held: map[int][]int{}}
+	// A receive buffer that the kernel may grow takes a whole READ, and nothing happens in its middle any more.
 	p.cmd.Env = append(append(os.Environ(), childVariable+"="+string(text), "UCX_TLS=tcp", "UCX_LOG_LEVEL=fatal", "NIXL_LOG_LEVEL=FATAL",
-		"GORACE=atexit_sleep_ms=0"), w.env...)
+		"UCX_TCP_RCVBUF=256K", "GORACE=atexit_sleep_ms=0"), w.env...)
 	p.cmd.Stderr = &p.stderr
 	p.in, err = p.cmd.StdinPipe()
 	require.NoError(t, err)
