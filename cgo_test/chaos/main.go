@@ -28,7 +28,7 @@ func main() {
 	flag.DurationVar(&c.lease, "lease", time.Second, "lease duration")
 	flag.IntVar(&c.blocks, "blocks", 64, "blocks of each owner; few are reused sooner")
 	flag.BoolVar(&c.verify, "verify", true, "verify leases")
-	both := flag.Bool("both", false, "run with verification, then without for a quarter of the time")
+	both := flag.Bool("both", false, "run with verification, then without for a quarter of the time, 10 s at least")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -42,7 +42,7 @@ func main() {
 	if err := report(ctx, c); err != nil {
 		exit(err)
 	}
-	c.verify, c.duration = false, c.duration/4
+	c.verify, c.duration = false, max(c.duration/4, 10*time.Second)
 	exit(report(ctx, c))
 }
 

@@ -206,7 +206,9 @@ func (c *chaos) buried(p *process) error {
 	c.t.faults["owner lost to UCX after a reader's death"]++
 	i := slices.Index(c.procs, p)
 	var err error
-	c.procs[i], err = c.spawn(p.role, identity{})
+	if c.procs[i], err = c.spawn(p.role, identity{}); err == nil && c.over {
+		err = c.procs[i].in.Encode(message{Kind: "drain"})
+	}
 	return err
 }
 
