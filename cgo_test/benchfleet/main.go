@@ -13,12 +13,10 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"runtime"
-	"slices"
 	"syscall"
 	"time"
 
@@ -99,22 +97,7 @@ func run(ctx context.Context, f fleet, simulated []size, tls string) error {
 			return err
 		}
 	}
-	if err := report.Print(os.Stdout); err != nil {
-		return err
-	}
-	fmt.Println()
-	for _, r := range report.Rows {
-		fmt.Printf("%s:", r.Name)
-		for _, k := range slices.Sorted(maps.Keys(r.Extra)) {
-			fmt.Printf(" %s %.3g", k, r.Extra[k])
-		}
-		fmt.Println()
-	}
-	path, err := report.Write()
-	if err == nil {
-		fmt.Println("written to", path)
-	}
-	return err
+	return report.Finish(os.Stdout)
 }
 
 // self starts this program in a role.

@@ -15,7 +15,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -131,22 +130,7 @@ func run(ctx context.Context, o options) error {
 			}
 		}
 	}
-	if err := report.Print(os.Stdout); err != nil {
-		return err
-	}
-	fmt.Println()
-	for _, r := range report.Rows {
-		fmt.Printf("%s:", r.Name)
-		for _, k := range slices.Sorted(maps.Keys(r.Extra)) {
-			fmt.Printf(" %s %.3g", k, r.Extra[k])
-		}
-		fmt.Println()
-	}
-	path, err := report.Write()
-	if err == nil {
-		fmt.Println("written to", path)
-	}
-	return err
+	return report.Finish(os.Stdout)
 }
 
 // bench is one transport and one block size with its processes.

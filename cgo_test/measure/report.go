@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -70,6 +72,26 @@ func (r *Report) Print(w io.Writer) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%.0f %%\n", row.Name, row.Unit, number(row.Ours), number(row.Peer), number(row.Ratio), row.Repeats, 100*row.Spread)
 	}
 	return t.Flush()
+}
+
+// Finish prints the table and, below it, the extra values of each row, and writes the file.
+func (r *Report) Finish(w io.Writer) error {
+	if err := r.Print(w); err != nil {
+		return err
+	}
+	fmt.Fprintln(w)
+	for _, row := range r.Rows {
+		fmt.Fprintf(w, "%s:", row.Name)
+		for _, k := range slices.Sorted(maps.Keys(row.Extra)) {
+			fmt.Fprintf(w, " %s %.3g", k, row.Extra[k])
+		}
+		fmt.Fprintln(w)
+	}
+	path, err := r.Write()
+	if err == nil {
+		fmt.Fprintln(w, "written to", path)
+	}
+	return err
 }
 
 // number shows three digits, and a dash for what is not there.
