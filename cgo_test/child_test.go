@@ -30,6 +30,8 @@ var children = map[string]func() int{
 	"backend":   backendChild,
 	"missing":   missingChild,
 	"planned":   plannedChild,
+	"custom":    customChild,
+	"device":    deviceChild,
 	"flips":     flipsChild,
 	"collector": collectorChild,
 }

@@ -166,7 +166,7 @@ func TestKilledPeer(t *testing.T) {
 // Threads are for running calls, not for waiting goroutines. milvus#19147,
 // golang/go#49057, cases.md 40
 func TestWaitingGoroutinesNeedNoThreads(t *testing.T) {
-	const size, waiters = 1 << 20, 10_000
+	const size, requests, waiters = 1 << 20, 1000, 10_000
 	o, r := startOwner(t, "", size), newReader(t, size)
 	r.meet(o)
 	warm := r.read(o, 4096, nixl.TransferOptions{})
@@ -200,27 +200,46 @@ func TestWaitingGoroutinesNeedNoThreads(t *testing.T) {
 	require.EqualValues(t, 500, done.Load())
 	require.LessOrEqual(t, threads(), before+16, "500 READs")
 
+	// A thousand requests to a peer that is stopped, ten goroutines each.
 	o.signal(syscall.SIGSTOP)
-	stalled := r.read(o, size, nixl.TransferOptions{})
-	_, err = stalled.Post()
-	require.NoError(t, err)
+	stalled := make([]*nixl.Transfer, requests)
+	for i := range stalled {
+		stalled[i] = r.read(o, 1<<16, nixl.TransferOptions{})
+		_, err = stalled[i].Post()
+		require.NoError(t, err)
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var waiting atomic.Int64
-	for range waiters {
+	for i := range waiters {
 		wg.Go(func() {
 			waiting.Add(1)
-			if err := stalled.Wait(ctx); err == nil {
+			if err := stalled[i%requests].Wait(ctx); err == nil {
 				t.Error("a stopped peer answered")
 			}
 		})
 	}
 	require.Eventually(t, func() bool { return waiting.Load() == waiters }, patience, time.Millisecond)
+	states := make([]nixl.State, requests)
+	require.NoError(t, nixl.PollAll(stalled, states))
+	require.Equal(t, requests, count(states, nixl.Active))
 	require.LessOrEqual(t, threads(), before+16, "10,000 waiting goroutines")
 	cancel()
 	wg.Wait()
 	o.signal(syscall.SIGCONT)
-	_, err = r.end(stalled)
-	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		require.NoError(t, nixl.PollAll(stalled, states))
+		return count(states, nixl.Done) == requests
+	}, patience, time.Millisecond)
+	require.LessOrEqual(t, threads(), before+16, "one poller of all")
+}
+
+func count(states []nixl.State, s nixl.State) (n int) {
+	for _, have := range states {
+		if have == s {
+			n++
+		}
+	}
+	return n
 }
 
 // Two UCX libraries in one process crash. nixl#386, cases.md 35
@@ -237,17 +256,23 @@ func TestOneCopyOfUCX(t *testing.T) {
 	require.Len(t, files, 1)
 }
 
-// Processes that start agents at the same time do not disturb each other.
-// dynamo#9265, cases.md 35
+// Processes that start agents at the same time do not disturb each other: forty, eight at once. None takes memory for
+// what it does not use. dynamo#9265, nixl#1668, cases.md 35
 func TestAgentsStartTogether(t *testing.T) {
-	for range 5 {
+	const rounds, atOnce, most = 5, 8, 200 << 20
+	for range rounds {
 		var owners []*process
-		for range 2 {
+		for range atOnce {
 			owners = append(owners, start(t, "owner", "OWNER_SIZE=4096"))
 		}
 		for _, o := range owners {
 			var h hello
 			o.read(&h)
+		}
+		for _, o := range owners {
+			resident := residentPages(o.cmd.Process.Pid) * os.Getpagesize()
+			require.Positive(t, resident)
+			require.Less(t, resident, most)
 			o.ask("drain", new(int))
 			_, err := o.wait()
 			require.NoError(t, err)

@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // Limits of Config and of names.
@@ -39,7 +41,7 @@ type Config struct {
 	ListenDelay time.Duration
 	// Telemetry records the times of each transfer.
 	Telemetry bool
-	// Logger is warned about objects that were dropped without Close. Nil discards.
+	// Logger is warned about objects that were dropped without Close. Nil watches for none.
 	Logger *slog.Logger
 }
 
@@ -59,9 +61,6 @@ func (c *Config) validate() error {
 	}
 	if c.ListenDelay < time.Millisecond || c.ListenDelay > time.Minute {
 		return invalid(op, "the listen delay %v is not within 1ms and 1m", c.ListenDelay)
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return nil
 }
@@ -85,10 +84,12 @@ type Agent struct {
 type agent struct {
 	name   string
 	cname  []byte
-	log    *slog.Logger
+	log    *slog.Logger // or nil
 	listen bool
 	store  bool // a central store for metadata was configured
 	folds  bool // the library is older than 1.5.0: StatusBackend stands for StatusNotFound, too
+	// explain says what is wrong with this machine about some topics, "" for nothing. It is for errors.
+	explain func(topics ...string) string
 
 	mu        sync.Mutex
 	closed    bool
@@ -97,7 +98,7 @@ type agent struct {
 	regs      registrations
 	peers     map[string]*peer
 	lists     map[*list]struct{}
-	transfers map[*transfer]struct{}
+	transfers []*transfer // in any order; behind its end are closed ones, for the next
 	views     map[*MemoryView]struct{}
 	memories  map[Memory]struct{} // registered at any time: mapped until the end
 	closing   bool                // nothing new is posted
@@ -146,18 +147,18 @@ func NewAgent(name string, cfg Config) (*Agent, error) {
 			Detail: "the listener needs NIXL 1.5.0: older ones close file descriptors of others, which crashes the process"}
 	}
 	s := &agent{
-		name:      name,
-		cname:     cname(name),
-		log:       cfg.Logger,
-		listen:    cfg.Listen,
-		store:     storeConfigured(),
-		folds:     folds,
-		peers:     map[string]*peer{},
-		lists:     map[*list]struct{}{},
-		transfers: map[*transfer]struct{}{},
-		views:     map[*MemoryView]struct{}{},
-		memories:  map[Memory]struct{}{},
-		senders:   map[string]string{},
+		name:     name,
+		cname:    cname(name),
+		log:      cfg.Logger,
+		listen:   cfg.Listen,
+		store:    storeConfigured(),
+		folds:    folds,
+		explain:  diagnose.Explain,
+		peers:    map[string]*peer{},
+		lists:    map[*list]struct{}{},
+		views:    map[*MemoryView]struct{}{},
+		memories: map[Memory]struct{}{},
+		senders:  map[string]string{},
 
 		settleTime: SettleTime,
 	}
@@ -171,7 +172,9 @@ func NewAgent(name string, cfg Config) (*Agent, error) {
 		return nil, failed("create agent "+name, "", st)
 	}
 	a := &Agent{s: s}
-	a.cleanup = runtime.AddCleanup(a, (*agent).warnLeak, s)
+	if s.log != nil {
+		a.cleanup = runtime.AddCleanup(a, (*agent).warnLeak, s)
+	}
 	return a, nil
 }
 
@@ -259,7 +262,7 @@ func (s *agent) close() error {
 	}
 	s.closed = true
 	var errs []error
-	for t := range s.transfers {
+	for _, t := range s.transfers {
 		rawRelease(s.h, t.h) // may refuse an active one, which ends with the agent
 	}
 	for v := range s.views {

@@ -8,8 +8,10 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"reflect"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -52,7 +54,7 @@ func TestConfigIsChecked(t *testing.T) {
 
 func TestNamesThatCCannotCarryAreRefused(t *testing.T) {
 	a := newUCX(t, Config{})
-	for _, name := range []string{"a\x00b", strings.Repeat("n", MaxName+1)} {
+	for _, name := range []string{"a\x00b", strings.Repeat("n", MaxName+1), strings.Repeat("n", 64<<10)} {
 		_, err := NewAgent(name, Config{})
 		require.ErrorIs(t, err, ErrInvalid)
 		require.ErrorIs(t, a.Notify(name, nil), ErrInvalid)
@@ -112,6 +114,14 @@ func TestUnknownPluginNamesTheSearchPath(t *testing.T) {
 	require.ErrorContains(t, err, `"UCX"`)
 }
 
+// Whatever a plugin lacks, the C API answers -2.
+func TestPluginThatDoesNotStartIsNotBlamedOnUCX(t *testing.T) {
+	_, err := newUCX(t, Config{}).CreateBackend("OBJ", nil) // needs a bucket
+	require.ErrorIs(t, err, ErrBackend)
+	require.ErrorContains(t, err, "look at its parameters")
+	require.NotContains(t, err.Error(), "UCX")
+}
+
 // everyCall calls every exported method that reaches the library.
 func everyCall(t *testing.T, l *link) map[string]func() error {
 	reg, err := l.reader.Register(mustBuffer(t, 4096))
@@ -138,6 +148,22 @@ func everyCall(t *testing.T, l *link) map[string]func() error {
 		"PrepareRemote":    func() error { _, err := a.PrepareRemote(l.owner.Name(), DRAM, blocks(l.src, 4096)); return err },
 		"NewTransfer": func() error {
 			_, err := a.NewTransfer(Read, l.local, nil, l.remote, nil, TransferOptions{})
+			return err
+		},
+		"Start": func() error {
+			y, _, err := a.Start(Read, l.local, []int32{1}, l.remote, []int32{1}, TransferOptions{})
+			if err == nil {
+				err = y.Wait(context.Background())
+			}
+			if err == nil {
+				err = y.Close()
+			}
+			return err
+		},
+		"EstimateCost": func() error { _, err := x.EstimateCost(); return err },
+		"ViewLocal":    func() error { _, err := a.ViewLocal(DRAM, desc, TransferOptions{}); return err },
+		"ViewRemote": func() error {
+			_, err := a.ViewRemote(DRAM, []RemoteDesc{{Desc: blocks(l.src, 4096)[0], Agent: l.owner.Name()}}, TransferOptions{})
 			return err
 		},
 		"Post":          func() error { _, err := x.Post(); return err },
@@ -199,6 +225,15 @@ func mustBuffer(t testing.TB, size int) *Buffer {
 func TestEveryCallAfterCloseIsErrClosed(t *testing.T) {
 	l := newLink(t, 1<<16, 4096)
 	calls := everyCall(t, l)
+	harmless := []string{"Close", "Name", "Len", "Bytes", "Count", "Settled", "Err"} // no error, or none after Close
+	for _, of := range []reflect.Type{reflect.TypeFor[*Agent](), reflect.TypeFor[*Backend](), reflect.TypeFor[*Transfer](), reflect.TypeFor[*List](), reflect.TypeFor[*MemoryView]()} {
+		for i := range of.NumMethod() {
+			name := of.Method(i).Name
+			if _, called := calls[of.Elem().Name()+"."+name]; !called && calls[name] == nil && !slices.Contains(harmless, name) {
+				t.Errorf("%v.%s is not called", of, name)
+			}
+		}
+	}
 	require.NoError(t, l.reader.Close())
 	require.NoError(t, l.reader.Close(), "a second Close")
 	for name, call := range calls {

@@ -97,8 +97,9 @@ func (b *Backend) Connect(remote string) error { return b.a.connect(remote, b.h)
 // CreateBackend loads a plugin into the agent. The parameters replace the
 // plugin's defaults (see PluginParams). One backend of each plugin is allowed.
 //
-// The C API answers every failure with one status, so the error lists what
-// usually causes it: the environment that UCX and the plugin search saw.
+// The C API answers every failure with one status, so the error says what is
+// wrong with this machine: the variable, device, GID or limit, as `nixlgo doctor`
+// does, or at least what UCX and the plugin search saw.
 //
 // Implements:
 //
@@ -126,7 +127,7 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend
 	h, st := rawBackendCreate(a.s.h, cname(plugin), pairs, len(params))
 	if st < 0 {
 		found, _ := rawPlugins(a.s.h)
-		return nil, &Error{Op: op, Status: st, Detail: backendHint(plugin, found)}
+		return nil, &Error{Op: op, Status: st, Detail: backendHint(plugin, found, a.s.explain)}
 	}
 	_, mems, st := rawBackendParams(a.s.h, h)
 	if st < 0 {
@@ -146,16 +147,25 @@ func checkPlugin(op, plugin string) error {
 }
 
 // backendHint says what to look at when a backend does not start.
-func backendHint(plugin string, found []string) string {
+func backendHint(plugin string, found []string, explain func(topics ...string) string) string {
 	var b strings.Builder
+	look := func(wrong string, variables ...string) {
+		if b.WriteString(wrong); wrong == "" {
+			b.WriteString("look at ")
+			writeVariables(&b, variables...)
+		}
+	}
 	if !slices.Contains(found, plugin) {
 		slices.Sort(found)
-		fmt.Fprintf(&b, "no plugin of that name was found, only %q; look at ", found)
-		writeVariables(&b, "NIXL_PLUGIN_DIR")
+		fmt.Fprintf(&b, "no plugin of that name was found, only %q; ", found)
+		look(explain("NIXL_PLUGIN_DIR"), "NIXL_PLUGIN_DIR")
 		return b.String()
 	}
-	b.WriteString("look at ")
-	writeVariables(&b, "UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR")
+	if plugin != "UCX" {
+		b.WriteString("look at its parameters, which PluginParams lists, and at the libraries that the plugin itself needs; NIXL_LOG_LEVEL=INFO prints the cause to standard error")
+		return b.String()
+	}
+	look(explain("UCX_", "NIXL_PLUGIN_DIR", "rdma", "memlock"), "UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR")
 	b.WriteString("; UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO print the cause to standard error")
 	return b.String()
 }

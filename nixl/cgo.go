@@ -3,13 +3,14 @@
 package nixl
 
 /*
-#cgo CFLAGS: -std=gnu11 -Wall -Wextra
+#cgo CFLAGS: -std=gnu11 -O3 -Wall -Wextra
 #cgo LDFLAGS: -ldl
 #include <stdlib.h>
 #include "capi.h"
 #include "shim.h"
 
 // noescape takes effect only beside nocallback. The library never calls into Go.
+// A call without either is one whose arguments never lie on the stack.
 #cgo noescape nixlgo_load
 #cgo nocallback nixlgo_load
 #cgo noescape nixlgo_function_name
@@ -58,8 +59,6 @@ package nixl
 #cgo nocallback nixlgo_list_release
 #cgo noescape nixlgo_make
 #cgo nocallback nixlgo_make
-#cgo noescape nixlgo_post
-#cgo nocallback nixlgo_post
 #cgo noescape nixlgo_poll
 #cgo nocallback nixlgo_poll
 #cgo noescape nixlgo_release
@@ -96,8 +95,8 @@ package nixl
 #cgo nocallback nixlgo_notify
 #cgo noescape nixlgo_inbox_open
 #cgo nocallback nixlgo_inbox_open
-#cgo noescape nixlgo_inbox_drain
-#cgo nocallback nixlgo_inbox_drain
+#cgo noescape nixlgo_inbox_clear
+#cgo nocallback nixlgo_inbox_clear
 #cgo noescape nixlgo_inbox_close
 #cgo nocallback nixlgo_inbox_close
 */
@@ -105,6 +104,7 @@ import "C"
 
 import (
 	"encoding/binary"
+	"iter"
 	"runtime"
 	"sync"
 	"syscall"
@@ -136,6 +136,7 @@ var (
 	_ = [1]struct{}{}[StatusNotFound-C.NX_NOT_FOUND]
 	_ = [1]struct{}{}[statusNoMemory-C.NIXLGO_NO_MEMORY]
 	_ = [1]struct{}{}[statusGarbled-C.NIXLGO_GARBLED]
+	_ = [1]struct{}{}[statusIndex-C.NIXLGO_INDEX]
 	_ = [1]struct{}{}[statusLacks-C.NIXLGO_LACKS]
 	_ = [1]struct{}{}[VRAM-C.NX_MEM_VRAM]
 	_ = [1]struct{}{}[Block-C.NX_MEM_BLOCK]
@@ -357,15 +358,21 @@ func rawListRelease(agent, list handle) Status {
 	return Status(C.nixlgo_list_release(C.uint64_t(agent), C.uint64_t(list)))
 }
 
-// rawOptions are optional arguments. The struct holds Go pointers, which stay pinned for the call.
+// rawOptions are optional arguments.
 type rawOptions struct {
 	message, custom []byte
 	notify, noMerge bool
 	backend         handle
+	pin             runtime.Pinner
 }
 
-func (o *rawOptions) c(pin *runtime.Pinner) C.nixlgo_options {
-	c := C.nixlgo_options{
+// c returns the options for one call, behind which unpin follows; nil for nil.
+// They hold Go pointers, which stay pinned until then.
+func (o *rawOptions) c() *C.nixlgo_options {
+	if o == nil {
+		return nil
+	}
+	c := &C.nixlgo_options{
 		message_len: C.size_t(len(o.message)),
 		custom_len:  C.size_t(len(o.custom)),
 		backend:     C.uint64_t(o.backend),
@@ -373,32 +380,39 @@ func (o *rawOptions) c(pin *runtime.Pinner) C.nixlgo_options {
 		skip_merge:  cflag(o.noMerge),
 	}
 	if len(o.message) > 0 {
-		pin.Pin(unsafe.SliceData(o.message))
+		o.pin.Pin(unsafe.SliceData(o.message))
 		c.message = unsafe.Pointer(unsafe.SliceData(o.message))
 	}
 	if len(o.custom) > 0 {
-		pin.Pin(unsafe.SliceData(o.custom))
+		o.pin.Pin(unsafe.SliceData(o.custom))
 		c.custom = unsafe.Pointer(unsafe.SliceData(o.custom))
 	}
 	return c
 }
 
-func rawMake(agent handle, op Op, local handle, li []int32, remote handle, ri []int32, o *rawOptions) (h handle, s Status) {
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	c := o.c(&pin)
-	s = Status(C.nixlgo_make(C.uint64_t(agent), C.uint32_t(op), C.uint64_t(local), cindices(li), C.uint64_t(remote), cindices(ri),
-		C.size_t(len(li)), &c, (*C.uint64_t)(&h)))
-	return h, s
+func (o *rawOptions) unpin() {
+	if o != nil {
+		o.pin.Unpin()
+	}
+}
+
+// rawMake makes a request and, with post, posts it: then posted is what the post answered.
+func rawMake(agent handle, op Op, l *list, li []int32, r *list, ri []int32, o *rawOptions, post bool) (out pollItem) {
+	var options C.uint64_t // as a number, which spares cgo its check of pointers; pinned
+	if o != nil {
+		options = C.uint64_t(uintptr(unsafe.Pointer(o.c())))
+		defer o.unpin()
+	}
+	C.nixlgo_make(C.uint64_t(agent), C.uint32_t(op), C.uint64_t(l.h), cindices(li), C.int32_t(l.n), C.uint64_t(r.h), cindices(ri),
+		C.int32_t(r.n), C.size_t(len(li)), options, cflag(post), (*C.nixlgo_poll_item)(unsafe.Pointer(&out)))
+	return out
 }
 
 // rawCreate makes a request of two lists of equal length.
 func rawCreate(agent handle, op Op, localMem MemType, local []Desc, remoteMem MemType, remote []Desc, owner []byte, o *rawOptions) (h handle, s Status) {
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	c := o.c(&pin)
+	defer o.unpin()
 	s = Status(C.nixlgo_create(C.uint64_t(agent), C.uint32_t(op), C.uint32_t(localMem), cdescs(local), C.uint32_t(remoteMem), cdescs(remote),
-		C.size_t(len(local)), cstr(owner), &c, (*C.uint64_t)(&h)))
+		C.size_t(len(local)), cstr(owner), o.c(), (*C.uint64_t)(&h)))
 	return h, s
 }
 
@@ -415,19 +429,15 @@ func rawTransferBackend(agent, req handle) (pairs []string, mems uint64, s Statu
 }
 
 func rawViewLocal(agent handle, mem MemType, descs []Desc, o *rawOptions) (h handle, s Status) {
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	c := o.c(&pin)
-	s = Status(C.nixlgo_view_local(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), &c, (*C.uint64_t)(&h)))
+	defer o.unpin()
+	s = Status(C.nixlgo_view_local(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), o.c(), (*C.uint64_t)(&h)))
 	return h, s
 }
 
 // rawViewRemote takes the owners' names, each with NUL behind; an empty one is a placeholder.
 func rawViewRemote(agent handle, mem MemType, descs []Desc, owners []byte, o *rawOptions) (h handle, s Status) {
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	c := o.c(&pin)
-	s = Status(C.nixlgo_view_remote(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), cstr(owners), &c, (*C.uint64_t)(&h)))
+	defer o.unpin()
+	s = Status(C.nixlgo_view_remote(C.uint64_t(agent), C.uint32_t(mem), cdescs(descs), C.size_t(len(descs)), cstr(owners), o.c(), (*C.uint64_t)(&h)))
 	return h, s
 }
 
@@ -435,8 +445,10 @@ func rawViewRelease(agent, view handle) Status {
 	return Status(C.nixlgo_view_release(C.uint64_t(agent), C.uint64_t(view)))
 }
 
-func rawPost(agent, req handle) Status {
-	return Status(C.nixlgo_post(C.uint64_t(agent), C.uint64_t(req)))
+// rawPost posts item.req. The item lies on the heap.
+func rawPost(agent handle, item *pollItem) Status {
+	C.nixlgo_post(C.uint64_t(agent), (*C.nixlgo_poll_item)(unsafe.Pointer(item)))
+	return Status(item.status)
 }
 
 func rawPoll(agent handle, items []pollItem) {
@@ -473,22 +485,33 @@ func rawNotify(agent handle, remote, message []byte, via handle) Status {
 	return Status(C.nixlgo_notify(C.uint64_t(agent), cstr(remote), unsafe.Pointer(unsafe.SliceData(message)), C.size_t(len(message)), C.uint64_t(via)))
 }
 
-// inbox is the C side of an agent's notifications: the map, and the buffer they are packed into.
-type inbox struct{ c C.nixlgo_inbox }
+// inbox is the C side of an agent's notifications.
+type inbox struct{ c *C.nixlgo_inbox }
 
-func (b *inbox) open() Status { return Status(C.nixlgo_inbox_open(&b.c)) }
-
-// drain fetches what arrived. The packed fields (sender, payload, …) are C memory, valid until the next call.
-func (b *inbox) drain(agent, via handle) (packed []byte, count int, s Status) {
-	s = Status(C.nixlgo_inbox_drain(C.uint64_t(agent), &b.c, C.uint64_t(via)))
-	return unsafe.Slice((*byte)(unsafe.Pointer(b.c.packed.data)), int(b.c.packed.len)), int(b.c.count), s
+func (b *inbox) open() Status {
+	if b.c = C.nixlgo_inbox_open(); b.c == nil {
+		return statusNoMemory
+	}
+	return StatusSuccess
 }
 
-// trim gives back a buffer that a burst made large.
-func (b *inbox) trim(most int) {
-	if int(b.c.packed.cap) > most {
-		C.nixlgo_bytes_free(&b.c.packed)
+// drain fetches what arrived: count messages with bytes of payload together, which stay until clear.
+func (b *inbox) drain(agent, via handle) (count, bytes int, s Status) {
+	C.nixlgo_inbox_drain(C.uint64_t(agent), C.uint64_t(uintptr(unsafe.Pointer(b.c))), C.uint64_t(via))
+	return int(b.c.count), int(b.c.bytes), Status(b.c.status)
+}
+
+// messages yields each message's sender and payload, which are memory of the library's.
+func (b *inbox) messages() iter.Seq2[[]byte, []byte] {
+	return func(yield func(from, payload []byte) bool) {
+		for _, m := range unsafe.Slice(b.c.messages, int(b.c.count)) {
+			if !yield(unsafe.Slice((*byte)(unsafe.Pointer(m.from)), int(m.from_len)), unsafe.Slice((*byte)(m.data), int(m.len))) {
+				return
+			}
+		}
 	}
 }
 
-func (b *inbox) close() { C.nixlgo_inbox_close(&b.c) }
+func (b *inbox) clear() Status { return Status(C.nixlgo_inbox_clear(b.c)) }
+
+func (b *inbox) close() { C.nixlgo_inbox_close(b.c) }

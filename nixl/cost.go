@@ -18,10 +18,10 @@ func (t *Transfer) EstimateCost() (Cost, error) {
 	if err := t.lock(op); err != nil {
 		return Cost{}, err
 	}
-	defer t.s.a.mu.Unlock()
-	duration, margin, st := rawEstimate(t.s.a.h, t.s.h)
+	defer t.remote.a.mu.Unlock()
+	duration, margin, st := rawEstimate(t.remote.a.h, t.s.h)
 	if st < 0 {
-		return Cost{}, &Error{Op: op, Remote: t.s.remote.remote, Status: st, Detail: "not every backend can tell"}
+		return Cost{}, &Error{Op: op, Remote: t.remote.remote, Status: st, Detail: "not every backend can tell"}
 	}
 	return Cost{time.Duration(duration) * time.Microsecond, time.Duration(margin) * time.Microsecond}, nil
 }

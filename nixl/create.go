@@ -55,19 +55,19 @@ func (a *Agent) CreateTransfer(op Op, localMem MemType, local []Desc, remote str
 	if err := r.locate(what, descs); err != nil {
 		return nil, err
 	}
-	h, st := rawCreate(s.h, op, localMem, local, remoteMem, descs, cname(remote), &options)
+	h, st := rawCreate(s.h, op, localMem, local, remoteMem, descs, cname(remote), options)
 	if st < 0 {
-		return nil, s.refused(what, r, &options, st)
+		return nil, s.refused(what, r, options, st)
 	}
 	for _, side := range []*list{l, r} {
 		side.hold()
 		side.closed = true // only the transfer holds it
 	}
-	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: l.n}
+	t := s.adopt(h, l, r, bytes, l.n)
 	if op == Read && r.mem == File {
-		t.ends = fileEnds(descs, r.indices(nil))
+		t.s.ends = fileEnds(descs, r.indices(nil))
 	}
-	return adopt(t), nil
+	return t, nil
 }
 
 // Backend returns the backend that carries the transfer. ErrNotFound says that
@@ -81,28 +81,28 @@ func (t *Transfer) Backend() (*Backend, error) {
 	if err := t.lock(op); err != nil {
 		return nil, err
 	}
-	s := t.s.a
+	s := t.remote.a
 	defer s.mu.Unlock()
 	pairs, mems, st := rawTransferBackend(s.h, t.s.h)
 	if st < 0 {
-		return nil, failed(op, t.s.remote.remote, st)
+		return nil, failed(op, t.remote.remote, st)
 	}
 	var found *Backend
 	for _, b := range s.backends {
 		own, ownMems, st := rawBackendParams(s.h, b.h)
 		if st < 0 {
-			return nil, failed(op, t.s.remote.remote, st)
+			return nil, failed(op, t.remote.remote, st)
 		}
 		if ownMems != mems || !maps.Equal(pairMap(own), pairMap(pairs)) {
 			continue
 		}
 		if found != nil {
-			return nil, &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrNotFound, Detail: found.name + " and " + b.name + " have the same parameters"}
+			return nil, &Error{Op: op, Remote: t.remote.remote, Cause: ErrNotFound, Detail: found.name + " and " + b.name + " have the same parameters"}
 		}
 		found = b
 	}
 	if found == nil {
-		return nil, &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrNotFound, Detail: "no backend of the agent has these parameters"}
+		return nil, &Error{Op: op, Remote: t.remote.remote, Cause: ErrNotFound, Detail: "no backend of the agent has these parameters"}
 	}
 	return found, nil
 }

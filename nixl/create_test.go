@@ -92,7 +92,7 @@ func TestCreatedTransferHoldsItsRegistrations(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
-// peer-tests B16, B39: the backend and its own parameter travel in the options.
+// peer-tests B39, C1: the backend and its own parameter travel in the options.
 func TestTransferOptionsNameBackendAndWorker(t *testing.T) {
 	a, err := NewAgent("", Config{})
 	require.NoError(t, err)
@@ -108,10 +108,13 @@ func TestTransferOptionsNameBackendAndWorker(t *testing.T) {
 		custom = nil
 	}
 	for _, c := range [][]byte{custom, append([]byte("\x00\x01"), 0, 2)[:min(4, len(custom))]} {
-		x, err := a.CreateTransfer(Read, DRAM, blocks(b, 4096)[:1], a.Name(), DRAM, blocks(b, 4096)[1:], TransferOptions{Backend: ucx, Custom: c})
+		fill(b.Bytes()[:4096], 0)
+		x, err := a.CreateTransfer(Read, DRAM, blocks(b, 4096)[:1], a.Name(), DRAM, blocks(b, 4096)[1:],
+			TransferOptions{Backend: ucx, Custom: c, Notification: []byte("by a worker")})
 		require.NoError(t, err)
 		finish(t, x)
-		require.EqualValues(t, 7, b.Bytes()[0])
+		require.Equal(t, b.Bytes()[4096:], b.Bytes()[:4096])
+		require.Equal(t, []Notification{{a.Name(), []byte("by a worker")}}, receive(t, a, 1))
 		got, err := x.Backend()
 		require.NoError(t, err)
 		require.Same(t, ucx, got)

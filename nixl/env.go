@@ -27,6 +27,8 @@ var envDefaults = [...]EnvDefault{
 		Why: "UCX prints its diagnostics on standard output otherwise"},
 	{Name: "UCX_TCP_USER_TIMEOUT", Value: "10s",
 		Why: "silent packet loss becomes an error within about twice this time, instead of never"},
+	{Name: "UCX_TCP_CONN_NB", Value: "y",
+		Why: "connecting to a host that does not answer holds up the whole agent otherwise, for the time above"},
 	{Name: "UCX_TCP_TX_SEG_SIZE", Value: "64K",
 		Why: "READs of many MiB over TCP are 1.4 to 2.9 times faster than with the default"},
 	{Name: "UCX_USE_MT_MUTEX", Value: "y",

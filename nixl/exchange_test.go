@@ -239,7 +239,7 @@ func TestPartialMetadataOfMemoryRegisteredAnew(t *testing.T) {
 	f, err := parseMetadata(blob)
 	require.NoError(t, err)
 	require.False(t, f.partial)
-	old := section{backend: "UCX", list: "nixlSDList", mem: uint32(DRAM), count: 1, descs: []Desc{{l.src.Addr(), 4096, 0}}}
+	old := section{backend: "UCX", list: "nixlSDList", mem: uint32(DRAM), count: 1, descs: []Desc{{l.src.Addr(), 4096, 0}}, key: hostKey[1:] + "\x00\x00"}
 	_, err = l.reader.LoadRemote(metadataBlob(l.owner.Name(), 0, 1, old).Bytes())
 	require.ErrorIs(t, err, ErrInvalid)
 	require.ErrorContains(t, err, "registered anew")

@@ -47,7 +47,8 @@ func (l *List) Len() int { return l.s.n }
 //
 // Implements:
 //
-//	nixl_capi_create_xfer_dlist, nixl_capi_xfer_dlist_add_desc,
+//	nixl_capi_create_xfer_dlist, nixl_capi_xfer_dlist_resize,
+//	nixl_capi_xfer_dlist_clear, nixl_capi_xfer_dlist_add_desc,
 //	nixl_capi_prep_xfer_dlist, nixl_capi_destroy_xfer_dlist
 func (a *Agent) PrepareLocal(mem MemType, descs []Desc) (*List, error) {
 	return a.prepare("prepare local list", "", mem, descs)
@@ -90,17 +91,25 @@ func (a *Agent) prepare(op, remote string, mem MemType, descs []Desc) (*List, er
 	l.hold()
 	s.lists[l] = struct{}{}
 	out := &List{s: l}
-	out.cleanup = runtime.AddCleanup(out, (*list).warnLeak, l)
+	if s.log != nil {
+		out.cleanup = runtime.AddCleanup(out, (*list).warnLeak, l)
+	}
 	return out, nil
 }
 
 // newList checks what needs no lock.
 func newList(s *agent, op, remote string, mem MemType, descs []Desc) (*list, error) {
-	if err := checkDescs(op, mem, descs); err != nil {
+	each, err := checkDescs(op, mem, descs)
+	if err != nil {
 		return nil, err
 	}
-	l := &list{a: s, mem: mem, remote: remote, n: len(descs)}
-	l.setLengths(descs)
+	l := &list{a: s, mem: mem, remote: remote, n: len(descs), each: each}
+	if each == 0 {
+		l.lengths = make([]uint64, len(descs))
+		for i, d := range descs {
+			l.lengths[i] = d.Len
+		}
+	}
 	if mem == File {
 		l.files = slices.Clone(descs)
 	}
@@ -119,34 +128,29 @@ func (l *list) locate(op string, descs []Desc) error {
 	return l.a.offers(op, l.peer, l.mem, descs)
 }
 
-// checkDescs refuses what no list can hold.
-func checkDescs(op string, mem MemType, descs []Desc) error {
+// checkDescs refuses what no list can hold, and returns the length of each
+// descriptor, 0 if they differ.
+func checkDescs(op string, mem MemType, descs []Desc) (each uint64, err error) {
 	if !mem.valid() {
-		return invalid(op, "the memory type %d does not exist", int32(mem))
+		return 0, invalid(op, "the memory type %d does not exist", int32(mem))
 	}
 	if len(descs) == 0 {
-		return invalid(op, "the list is empty")
+		return 0, invalid(op, "the list is empty")
 	}
 	if len(descs) > math.MaxInt32 {
-		return invalid(op, "%d descriptors are more than %d", len(descs), math.MaxInt32)
+		return 0, invalid(op, "%d descriptors are more than %d", len(descs), math.MaxInt32)
 	}
+	each = descs[0].Len
 	for i := range descs {
-		if d := &descs[i]; d.Len == 0 || d.Addr+d.Len < d.Addr {
-			return invalid(op, "descriptor %d, %v, has no length or wraps around the address space", i, *d)
+		d := &descs[i]
+		if d.Len == 0 || d.Addr+d.Len < d.Addr {
+			return 0, invalid(op, "descriptor %d, %v, has no length or wraps around the address space", i, *d)
+		}
+		if d.Len != each {
+			each = 0
 		}
 	}
-	return nil
-}
-
-func (l *list) setLengths(descs []Desc) {
-	l.each = descs[0].Len
-	if !slices.ContainsFunc(descs, func(d Desc) bool { return d.Len != l.each }) {
-		return
-	}
-	l.lengths = make([]uint64, len(descs))
-	for i, d := range descs {
-		l.lengths[i] = d.Len
-	}
+	return each, nil
 }
 
 // findRegistrations finds the registrations that the descriptors lie in.

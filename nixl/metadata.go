@@ -22,8 +22,8 @@ import (
 // The library trusts it: a changed memory type or length makes it crash, and a
 // blob that is cut inside its memory section poisons the name for good. So the
 // frame is read here before the library sees it. Connection information and
-// remote keys are opaque; only a digest, sent over a channel that the caller
-// trusts, protects those.
+// remote keys are UCX's own; of those only what UCX stops or crashes at most
+// often is checked (see ucxAddress and ucxKey).
 const metadataIntro = "nixlSerDes|"
 
 // frame is what a metadata blob says.
@@ -138,9 +138,13 @@ func parseMetadata(blob []byte) (frame, error) {
 	n := r.count("Conns", 2*(1+8+1))
 	f.partial = n == 0
 	for range n {
-		r.text("t")
-		if c := r.field("c"); r.err == nil && len(c) == 0 {
+		backend := r.text("t")
+		switch c := r.field("c"); {
+		case r.err != nil:
+		case len(c) == 0:
 			r.fail("a backend has no connection information")
+		case backend == "UCX":
+			r.ucxAddress(c)
 		}
 	}
 	f.conns = bytes.Clone(conns[:len(conns)-len(r.rest)])
@@ -185,7 +189,28 @@ func (f *frame) section(r *fieldReader, backend string) {
 			r.fail("the descriptor %v wraps around", d)
 			return
 		}
+		if backend == "UCX" {
+			r.ucxKey(v[fixed:])
+		}
 		f.ranges = append(f.ranges, remoteRange{MemType(mem), d, backend + "\x00" + string(v[fixed:])})
+	}
+}
+
+// ucxAddress checks the start of a UCX worker address: the format's version in
+// the low half of the first byte. UCX aborts at one that it does not know.
+func (r *fieldReader) ucxAddress(a []byte) {
+	const known = 1 // UCP_OBJECT_VERSION_V2
+	if version := a[0] & 0x0f; version > known {
+		r.fail("the UCX address is of version %d, and %d is the newest", version+1, known+1)
+	}
+}
+
+// ucxKey checks the start of a packed UCX remote key: a set of 64 memory domains,
+// and the type of the memory, which UCX takes for an index without a look.
+func (r *fieldReader) ucxKey(key []byte) {
+	const domains, types = 8, 13 // UCX 1.23 has fewer types; larger numbers crash it
+	if len(key) <= domains || key[domains] >= types {
+		r.fail("a UCX key of %d bytes names no type of memory", len(key))
 	}
 }
 

@@ -81,7 +81,11 @@ type section struct {
 	mem           uint32
 	count         uint64
 	descs         []Desc
+	key           string
 }
+
+// hostKey is a packed UCX key of no memory domain and the memory type 0, as TCP has it.
+var hostKey = strings.Repeat("\x00", 9)
 
 func metadataBlob(name string, conns uint64, count uint64, sections ...section) *blobWriter {
 	w := new(blobWriter)
@@ -98,7 +102,7 @@ func metadataBlob(name string, conns uint64, count uint64, sections ...section) 
 			v := binary.NativeEndian.AppendUint64(nil, d.Addr)
 			v = binary.NativeEndian.AppendUint64(v, d.Len)
 			v = binary.NativeEndian.AppendUint64(v, d.Dev)
-			w.field("", append(v, "rkey"...))
+			w.field("", append(v, s.key...))
 		}
 	}
 	return w
@@ -106,12 +110,22 @@ func metadataBlob(name string, conns uint64, count uint64, sections ...section) 
 
 func TestMetadataFrames(t *testing.T) {
 	one := []Desc{{Addr: 4096, Len: 8}}
-	good := section{"UCX", "nixlSDList", 0, 1, one}
+	good := section{"UCX", "nixlSDList", 0, 1, one, hostKey}
+	address := func(backend, address string) []byte {
+		w := new(blobWriter)
+		w.WriteString(metadataIntro)
+		w.field("Agent", []byte("a")).number("Conns", 1).field("t", []byte(backend)).field("c", []byte(address))
+		return w.field("", []byte("MemSection")).number("nixlSecElms", 0).Bytes()
+	}
 	for name, blob := range map[string][]byte{
-		"several sections": metadataBlob("a", 1, 3, good, section{"UCX", "nixlSDList", 1, 1, one}, section{"GDS", "nixlSDList", 4, 1, one}).Bytes(),
-		"no sections":      metadataBlob("a", 1, 0).Bytes(),
-		"no connections":   metadataBlob("a", 0, 0).Bytes(),
-		"unknown fields":   metadataBlob("a", 1, 1, good).field("User", nil).field("k", []byte("key")).field("v", []byte("x")).Bytes(),
+		"several sections":  metadataBlob("a", 1, 3, good, section{"UCX", "nixlSDList", 1, 1, one, hostKey}, section{"GDS", "nixlSDList", 4, 1, one, ""}).Bytes(),
+		"no sections":       metadataBlob("a", 1, 0).Bytes(),
+		"no connections":    metadataBlob("a", 0, 0).Bytes(),
+		"address version 2": address("UCX", "\x21\x00"),
+		"another's address": address("OTHER", "\x22"),
+		"key of type 12":    metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 1, 1, one, hostKey[:8] + "\x0c"}).Bytes(),
+		"another's key":     metadataBlob("a", 1, 1, section{"GDS", "nixlSDList", 1, 1, one, "k"}).Bytes(),
+		"unknown fields":    metadataBlob("a", 1, 1, good).field("User", nil).field("k", []byte("key")).field("v", []byte("x")).Bytes(),
 	} {
 		_, err := parseMetadata(blob)
 		require.NoError(t, err, name)
@@ -127,13 +141,16 @@ func TestMetadataFrames(t *testing.T) {
 		"2^64-1 connections":      metadataBlob("a", math.MaxUint64, 1, good).Bytes(),
 		"2^63 sections":           metadataBlob("a", 1, 1<<63, good).Bytes(),
 		"too few sections":        metadataBlob("a", 1, 2, good).Bytes(),
-		"memory type 5":           metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 5, 1, one}).Bytes(),
-		"memory type -1":          metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", math.MaxUint32, 1, one}).Bytes(),
-		"another list":            metadataBlob("a", 1, 1, section{"UCX", "nixlBDList", 0, 1, one}).Bytes(),
-		"no backend name":         metadataBlob("a", 1, 1, section{"", "nixlSDList", 0, 1, one}).Bytes(),
-		"too many descriptors":    metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 2, one}).Bytes(),
-		"2^64-1 descriptors":      metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, math.MaxUint64, one}).Bytes(),
-		"descriptor wraps around": metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: math.MaxUint64, Len: 2}}}).Bytes(),
+		"memory type 5":           metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 5, 1, one, hostKey}).Bytes(),
+		"memory type -1":          metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", math.MaxUint32, 1, one, hostKey}).Bytes(),
+		"another list":            metadataBlob("a", 1, 1, section{"UCX", "nixlBDList", 0, 1, one, hostKey}).Bytes(),
+		"no backend name":         metadataBlob("a", 1, 1, section{"", "nixlSDList", 0, 1, one, hostKey}).Bytes(),
+		"too many descriptors":    metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 2, one, hostKey}).Bytes(),
+		"2^64-1 descriptors":      metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, math.MaxUint64, one, hostKey}).Bytes(),
+		"descriptor wraps around": metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: math.MaxUint64, Len: 2}}, hostKey}).Bytes(),
+		"address version 3":       address("UCX", "\x22\x00"),
+		"key of type 13":          metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 1, 1, one, hostKey[:8] + "\x0d"}).Bytes(),
+		"cut key":                 metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 1, one, hostKey[:8]}).Bytes(),
 		"bytes behind":            append(metadataBlob("a", 1, 1, good).Bytes(), "rest"...),
 		"a cut field behind":      metadataBlob("a", 1, 1, good).field("User", []byte("x")).Bytes()[:200],
 	} {
@@ -228,7 +245,7 @@ func TestRemoteRangesContain(t *testing.T) {
 // FuzzParseMetadata: no input crashes it, and what it accepts is sound.
 func FuzzParseMetadata(f *testing.F) {
 	f.Add(vllmBlob(f))
-	f.Add(metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: 1, Len: 1}}}).field("User", nil).Bytes())
+	f.Add(metadataBlob("a", 1, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: 1, Len: 1}}, hostKey}).field("User", nil).Bytes())
 	f.Add([]byte(metadataIntro))
 	f.Fuzz(func(t *testing.T, blob []byte) {
 		frame, err := parseMetadata(blob)
@@ -363,7 +380,7 @@ func TestRefusedMetadataDoesNotPoisonTheName(t *testing.T) {
 	src, dst := registered(t, owner, 4096), registered(t, reader, 4096)
 	for _, blob := range [][]byte{
 		metadataBlob(owner.Name(), 1, 0).Bytes(), // an address that is none
-		metadataBlob(owner.Name(), 0, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: 4096, Len: 8}}}).Bytes(),
+		metadataBlob(owner.Name(), 0, 1, section{"UCX", "nixlSDList", 0, 1, []Desc{{Addr: 4096, Len: 8}}, hostKey}).Bytes(),
 		metadataBlob(owner.Name(), 1, 0).Bytes()[:60],
 	} {
 		_, err := reader.LoadRemote(blob)

@@ -2,7 +2,10 @@
 
 package nixl
 
-import "errors"
+import (
+	"errors"
+	"iter"
+)
 
 // Without cgo the package compiles, and Load answers an error that says so. No
 // agent can exist then, so none of the calls below is ever reached.
@@ -35,11 +38,11 @@ func rawConnect(handle, []byte, handle) Status                      { return sta
 func rawPrepare(handle, []byte, MemType, []Desc) (handle, Status)   { return 0, statusLacks }
 func rawListRelease(handle, handle) Status                          { return statusLacks }
 
-func rawMake(handle, Op, handle, []int32, handle, []int32, *rawOptions) (handle, Status) {
-	return 0, statusLacks
+func rawMake(handle, Op, *list, []int32, *list, []int32, *rawOptions, bool) (handle, Status, Status) {
+	return 0, statusLacks, statusLacks
 }
 
-func rawPost(handle, handle) Status                   { return statusLacks }
+func rawPost(handle, *pollItem) Status                { return statusLacks }
 func rawPoll(handle, []pollItem)                      {}
 func rawRelease(handle, handle) Status                { return statusLacks }
 func rawNotify(handle, []byte, []byte, handle) Status { return statusLacks }
@@ -74,7 +77,8 @@ func rawDevice(uint64) (pointerInfo, error) { return pointerInfo{}, errors.New(n
 
 type inbox struct{}
 
-func (*inbox) open() Status                               { return statusLacks }
-func (*inbox) drain(handle, handle) ([]byte, int, Status) { return nil, 0, statusLacks }
-func (*inbox) trim(int)                                   {}
-func (*inbox) close()                                     {}
+func (*inbox) open() Status                            { return statusLacks }
+func (*inbox) drain(handle, handle) (int, int, Status) { return 0, 0, statusLacks }
+func (*inbox) messages() iter.Seq2[[]byte, []byte]     { return func(func(_, _ []byte) bool) {} }
+func (*inbox) clear() Status                           { return statusLacks }
+func (*inbox) close()                                  {}

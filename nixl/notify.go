@@ -2,7 +2,6 @@ package nixl
 
 import (
 	"bytes"
-	"encoding/binary"
 	"math"
 	"slices"
 )
@@ -62,15 +61,12 @@ func viaError(op, remote string, known Status) error {
 	return &Error{Op: op, Remote: remote, Status: StatusBackend, Detail: "the backend carries no notifications, as those for files, or the peer is gone"}
 }
 
-const (
-	keepInbox   = 1 << 20 // bytes of C buffer kept between drains
-	keepSenders = 4096    // names kept between drains
-)
+const keepSenders = 4096 // names kept between drains
 
 // Notifications appends to dst what arrived since the last call, each message
-// once, and returns the extended slice. It costs one crossing, and allocates
-// nothing when nothing arrived. What is not drained queues without bound in the
-// library. Messages and an error can come together.
+// once, and returns the extended slice. It costs one crossing, one more when
+// something arrived, and allocates nothing when nothing did. What is not drained
+// queues without bound in the library. Messages and an error can come together.
 //
 // Implements:
 //
@@ -87,10 +83,12 @@ func (s *agent) notifications(dst []Notification, from handle) ([]Notification, 
 		return dst, err
 	}
 	defer s.mu.Unlock()
-	packed, count, st := s.inbox.drain(s.h, from)
+	count, size, st := s.inbox.drain(s.h, from)
 	if count > 0 {
-		dst = s.unpackInbox(dst, packed, count)
-		s.inbox.trim(keepInbox)
+		dst = s.collect(slices.Grow(dst, count), size)
+		if cleared := s.inbox.clear(); st >= 0 {
+			st = cleared
+		}
 	}
 	if st == StatusBackend && len(s.backends) == 0 {
 		return dst, invalid(op, "the agent has no backend yet: call CreateBackend first")
@@ -101,23 +99,13 @@ func (s *agent) notifications(dst []Notification, from handle) ([]Notification, 
 	return dst, failed(op, "", st)
 }
 
-func (s *agent) unpackInbox(dst []Notification, packed []byte, count int) []Notification {
-	var total int
-	for rest := packed; len(rest) > 0; {
-		_, rest = packedField(rest)
-		var payload []byte
-		payload, rest = packedField(rest)
-		total += len(payload)
-	}
-	payloads := make([]byte, 0, total)
-	dst = slices.Grow(dst, count)
+// collect copies the messages of a drain, all payloads into one piece of memory.
+func (s *agent) collect(dst []Notification, size int) []Notification {
+	payloads := make([]byte, 0, size)
 	var last []byte // sender of the message before, and its name
 	var name string
-	for range count {
-		var from, payload []byte
-		from, packed = packedField(packed)
-		payload, packed = packedField(packed)
-		if !bytes.Equal(from, last) || name == "" {
+	for from, payload := range s.inbox.messages() {
+		if name == "" || !bytes.Equal(from, last) {
 			last, name = from, s.sender(from)
 		}
 		start := len(payloads)
@@ -125,11 +113,6 @@ func (s *agent) unpackInbox(dst []Notification, packed []byte, count int) []Noti
 		dst = append(dst, Notification{From: name, Payload: payloads[start:len(payloads):len(payloads)]})
 	}
 	return dst
-}
-
-func packedField(b []byte) (field, rest []byte) {
-	n := binary.NativeEndian.Uint32(b)
-	return b[4 : 4+n], b[4+n:]
 }
 
 // sender returns the name as a string, the same one for each message of a sender.

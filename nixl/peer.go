@@ -83,11 +83,11 @@ func (a *Agent) LocalMetadata() ([]byte, error) {
 
 // LoadRemote loads a peer's metadata and returns the peer's name. The blob's
 // frame is checked before the library sees it (ErrInvalid). Its connection
-// information and keys are opaque: if those are damaged, the library can refuse
-// the name for the rest of the agent's life, or crash, so the caller compares a
-// digest that came by another way. An unchanged blob
-// of a peer that is loaded is accepted without work, as each reload costs a
-// socket on both sides. So is one that only offers more memory than before. Any
+// information and keys are UCX's own: if those are damaged, the library can refuse
+// the name for the rest of the agent's life, or crash (see the package comment), so
+// the caller compares a digest that came by another way. An unchanged blob of a
+// peer that is loaded is accepted without work, as each reload costs a socket on
+// both sides. So is one that only offers more memory than before. Any
 // other replaces the old metadata: lists and transfers made from that are then
 // ErrStale, and the replacement is refused with ErrActive while a transfer to
 // the peer is active. Metadata of single registrations (see PartialMetadata)
@@ -136,7 +136,14 @@ func (a *Agent) LoadRemote(blob []byte) (name string, err error) {
 	got, st := rawLoadMetadata(s.h, blob)
 	if st < 0 {
 		rawInvalidate(s.h, p.cname) // what was loaded before it failed
-		return "", &Error{Op: op, Remote: f.name, Status: st, Detail: "no backend of this agent fits the peer's, or the metadata is damaged"}
+		detail := "no backend of this agent fits the peer's, or the metadata is damaged"
+		if st == StatusInvalidParam {
+			detail = "the library keeps a connection of that name, which damaged metadata left behind; the name loads again in a new agent only"
+		}
+		if wrong := s.explain("UCX_", "rdma"); wrong != "" {
+			detail += "; " + wrong
+		}
+		return "", &Error{Op: op, Remote: f.name, Status: st, Detail: detail}
 	}
 	if got != f.name {
 		rawInvalidate(s.h, cname(got))
@@ -228,7 +235,7 @@ func (a *Agent) CheckRemote(name string, mem MemType, descs []Desc) error {
 		return err
 	}
 	if len(descs) > 0 {
-		if err := checkDescs(op, mem, descs); err != nil {
+		if _, err := checkDescs(op, mem, descs); err != nil {
 			return err
 		}
 	}
@@ -266,6 +273,9 @@ func (s *agent) connect(name string, via handle) error {
 // peerError explains a backend error of a call that was sound: the peer or the
 // transport. It asks whether the library still knows the peer. s.mu is held.
 func (s *agent) peerError(op, name string) error {
+	if name == s.name {
+		return &Error{Op: op, Status: StatusBackend, Detail: "the backend could not use the agent's own memory or storage"}
+	}
 	e := &Error{Op: op, Remote: name, Status: StatusBackend, Cause: ErrPeer}
 	if rawCheck(s.h, cname(name), DRAM, nil) == StatusNotFound {
 		p := s.peers[name]

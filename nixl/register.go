@@ -90,6 +90,11 @@ func (s *agent) register(op string, reg *region, named []*Backend) error {
 		if reg.backends = taken; len(taken) > 0 {
 			rawDeregister(s.h, reg)
 		}
+		if reg.mem == DRAM || reg.mem == VRAM { // what RDMA pins
+			if wrong := s.explain("memlock", "UCX_", "rdma"); wrong != "" {
+				refused += "; " + wrong
+			}
+		}
 		return &Error{Op: op, Status: worst, Detail: fmt.Sprintf("%s%v: %s", reg.mem, reg.Desc, refused)}
 	}
 	reg.backends = taken

@@ -357,6 +357,12 @@ int nixlgo_invalidate_md(uint64_t agent, const char *remote) {
 
 static int build(uint32_t mem, const nixlgo_desc *d, size_t n, nx_xfer_dlist *out) {
     int s = api.create_xfer_dlist(mem, out);
+    if (!s && n > 1 && api.xfer_dlist_resize && api.xfer_dlist_clear) {
+        /* Room for all at once, or the list grows by doubling: 8 instead of 19 ns for each of 100,000. */
+        s = api.xfer_dlist_resize(*out, n);
+        if (!s)
+            s = api.xfer_dlist_clear(*out);
+    }
     for (size_t i = 0; !s && i < n; i++)
         s = api.xfer_dlist_add_desc(*out, (uintptr_t)d[i].addr, d[i].len, d[i].dev);
     if (s && *out) {
@@ -471,12 +477,18 @@ int nixlgo_prepare(uint64_t agent, const char *owner, uint32_t mem, const nixlgo
     return s;
 }
 
+static int post_one(uint64_t agent, nx_req req) {
+    /* No optional arguments: any would drop the notification that was set at creation. */
+    return api.post_xfer_req((nx_agent)(uintptr_t)agent, req, NULL);
+}
+
 int nixlgo_list_release(uint64_t agent, uint64_t list) {
     return api.release_xfer_dlist_handle((nx_agent)(uintptr_t)agent, (nx_prepped)(uintptr_t)list);
 }
 
+/* None for NULL. */
 static int transfer_args(const nixlgo_options *o, nx_opt_args *out) {
-    if (!o->notify && !o->skip_merge && !o->backend && !o->custom_len)
+    if (!o)
         return 0;
     if (o->custom_len) {
         NEED(opt_args_set_custom_param)
@@ -496,17 +508,31 @@ static int transfer_args(const nixlgo_options *o, nx_opt_args *out) {
     return s;
 }
 
-int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
-                const int32_t *ri, size_t n, const nixlgo_options *options, uint64_t *out) {
+/* Whether all indices are in 0 … len-1. One sign bit for all, as compilers turn that into vector code. */
+static bool within(const int32_t *indices, size_t n, int32_t len) {
+    uint32_t bad = 0;
+    for (size_t k = 0; k < n; k++)
+        bad |= (uint32_t)indices[k] | ((uint32_t)len - 1 - (uint32_t)indices[k]);
+    return (int32_t)bad >= 0;
+}
+
+/* Makes a request and, with post, posts it: then out->status is what the post answered. */
+void nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, int32_t local_len,
+                 uint64_t remote, const int32_t *ri, int32_t remote_len, size_t n,
+                 uint64_t options, int post, nixlgo_poll_item *out) {
     nx_opt_args args = NULL;
     nx_req req = NULL;
-    int s = transfer_args(options, &args);
+    int s = NIXLGO_INDEX;
+    if (within(li, n, local_len) && within(ri, n, remote_len))
+        s = transfer_args((const nixlgo_options *)(uintptr_t)options, &args);
     if (!s)
         s = api.make_xfer_req((nx_agent)(uintptr_t)agent, op, (nx_prepped)(uintptr_t)local, li, n,
                               (nx_prepped)(uintptr_t)remote, ri, n, &req, args);
     end_args(args);
-    *out = (uintptr_t)req;
-    return s;
+    out->req = (uintptr_t)req;
+    out->made = s;
+    if (!s && post)
+        out->status = post_one(agent, req);
 }
 
 int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_desc *local, uint32_t remote_mem,
@@ -532,9 +558,8 @@ int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_
     return s;
 }
 
-int nixlgo_post(uint64_t agent, uint64_t req) {
-    /* No optional arguments: any would drop the notification that was set at creation. */
-    return api.post_xfer_req((nx_agent)(uintptr_t)agent, (nx_req)(uintptr_t)req, NULL);
+void nixlgo_post(uint64_t agent, nixlgo_poll_item *item) {
+    item->status = post_one(agent, (nx_req)(uintptr_t)item->req);
 }
 
 void nixlgo_poll(uint64_t agent, nixlgo_poll_item *items, size_t n) {
@@ -642,19 +667,37 @@ int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_
     return s;
 }
 
-int nixlgo_inbox_open(nixlgo_inbox *box) {
+nixlgo_inbox *nixlgo_inbox_open(void) {
+    nixlgo_inbox *box = calloc(1, sizeof *box);
     nx_notif_map map = NULL;
-    int s = api.create_notif_map(&map);
-    *box = (nixlgo_inbox){.map = (uintptr_t)map};
-    return s;
+    if (box && api.create_notif_map(&map)) {
+        free(box);
+        return NULL;
+    }
+    if (box)
+        box->map = (uintptr_t)map;
+    return box;
 }
 
-int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend) {
+#define KEEP_MESSAGES 32768 /* room for them is kept between drains, 1 MiB */
+
+static int inbox_room(nixlgo_inbox *box, size_t more) {
+    if (box->count + more > box->cap) {
+        size_t cap = box->count + more + box->cap;
+        nixlgo_message *grown = realloc(box->messages, cap * sizeof *grown);
+        if (!grown)
+            return NIXLGO_NO_MEMORY;
+        box->messages = grown;
+        box->cap = cap;
+    }
+    return 0;
+}
+
+static int inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend) {
     nx_notif_map map = (nx_notif_map)(uintptr_t)box->map;
     size_t senders = 0;
-    box->packed.len = 0;
-    box->count = 0;
     nx_opt_args args = NULL;
+    box->count = box->bytes = 0;
     int got = backend_args(backend, &args);
     if (!got)
         got = api.get_notifs((nx_agent)(uintptr_t)agent, map, args);
@@ -668,30 +711,43 @@ int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend) {
             break;
         if (api.notif_map_get_notifs_size(map, from, &n))
             continue; /* a name with a NUL byte: the C API cannot reach its messages */
-        for (size_t k = 0; !s && k < n; k++) {
+        s = inbox_room(box, n);
+        for (size_t k = 0, from_len = strlen(from); !s && k < n; k++) {
             const void *data = NULL;
             size_t len = 0;
             s = api.notif_map_get_notif(map, from, k, &data, &len);
-            if (!s)
-                s = pack(&box->packed, from, strlen(from));
-            if (!s)
-                s = pack(&box->packed, data, len);
-            if (!s)
-                box->count++;
+            box->messages[box->count++] = (nixlgo_message){from, data, from_len, len};
+            box->bytes += len;
         }
     }
-    if (s) { /* the map keeps everything: get_notifs appends, and the next drain packs it again */
+    if (s) { /* the map keeps everything: get_notifs appends, and the next drain lists it again */
         box->count = 0;
         return s;
     }
-    if (senders)
+    if (senders && !box->count)
         s = api.notif_map_clear(map);
     return got ? got : s;
 }
 
+/* Lists what arrived. The inbox crosses as a number, which spares cgo its check of pointers. */
+void nixlgo_inbox_drain(uint64_t agent, uint64_t inbox, uint64_t backend) {
+    nixlgo_inbox *box = (nixlgo_inbox *)(uintptr_t)inbox;
+    box->status = inbox_drain(agent, box, backend);
+}
+
+/* Ends the messages of a drain, and gives back what a burst made large. */
+int nixlgo_inbox_clear(nixlgo_inbox *box) {
+    box->count = 0;
+    if (box->cap > KEEP_MESSAGES) {
+        free(box->messages);
+        box->messages = NULL;
+        box->cap = 0;
+    }
+    return api.notif_map_clear((nx_notif_map)(uintptr_t)box->map);
+}
+
 void nixlgo_inbox_close(nixlgo_inbox *box) {
-    if (box->map)
-        api.destroy_notif_map((nx_notif_map)(uintptr_t)box->map);
-    nixlgo_bytes_free(&box->packed);
-    *box = (nixlgo_inbox){0};
+    api.destroy_notif_map((nx_notif_map)(uintptr_t)box->map);
+    free(box->messages);
+    free(box);
 }

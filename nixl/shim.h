@@ -1,7 +1,8 @@
 /*
  * The calls that cross from Go: each does the work of several C API calls on
  * whole arrays. Handles cross as integers. A result below NIXLGO_LACKS names a
- * function that the loaded library does not have.
+ * function that the loaded library does not have. The calls of every READ return
+ * nothing and write their result instead, which spares cgo two calls.
  */
 #ifndef NIXLGO_SHIM_H
 #define NIXLGO_SHIM_H
@@ -11,6 +12,7 @@
 
 #define NIXLGO_NO_MEMORY (-100) /* malloc failed on our side; nothing was lost */
 #define NIXLGO_GARBLED (-101)   /* the library contradicted itself */
+#define NIXLGO_INDEX (-102)     /* an index names no descriptor; nothing was made */
 #define NIXLGO_LACKS (-1000)    /* -1000 - index of the function */
 
 /* Results of nixlgo_load. */
@@ -23,7 +25,7 @@ typedef struct {
 typedef struct {
     uint64_t req;
     int32_t status;
-    int32_t reserved;
+    int32_t made; /* of nixlgo_make: whether there is a request */
 } nixlgo_poll_item;
 
 /* A growing buffer of ours. Fields are packed as uint32 length and bytes. */
@@ -32,10 +34,18 @@ typedef struct {
     size_t len, cap;
 } nixlgo_bytes;
 
+/* One notification, in memory of the library's until nixlgo_inbox_clear. */
 typedef struct {
-    nixlgo_bytes packed; /* sender, payload, sender, payload, … */
-    uint64_t count;
+    const char *from;
+    const void *data;
+    uint64_t from_len, len;
+} nixlgo_message;
+
+typedef struct {
+    nixlgo_message *messages;
+    uint64_t count, cap, bytes; /* bytes: of all payloads */
     uint64_t map;
+    int status; /* of the last drain */
 } nixlgo_inbox;
 
 typedef struct {
@@ -109,12 +119,13 @@ int nixlgo_prepare(uint64_t agent, const char *owner, uint32_t mem, const nixlgo
                    uint64_t *list);
 int nixlgo_list_release(uint64_t agent, uint64_t list);
 
-int nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, uint64_t remote,
-                const int32_t *ri, size_t n, const nixlgo_options *options, uint64_t *req);
+void nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, int32_t local_len,
+                 uint64_t remote, const int32_t *ri, int32_t remote_len, size_t n,
+                 uint64_t options, int post, nixlgo_poll_item *out);
 int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_desc *local, uint32_t remote_mem,
                   const nixlgo_desc *remote, size_t n, const char *owner, const nixlgo_options *options,
                   uint64_t *req);
-int nixlgo_post(uint64_t agent, uint64_t req);
+void nixlgo_post(uint64_t agent, nixlgo_poll_item *item);
 void nixlgo_poll(uint64_t agent, nixlgo_poll_item *items, size_t n);
 int nixlgo_release(uint64_t agent, uint64_t req);
 int nixlgo_estimate(uint64_t agent, uint64_t req, int64_t *duration_us, int64_t *margin_us);
@@ -129,8 +140,9 @@ int nixlgo_view_remote(uint64_t agent, uint32_t mem, const nixlgo_desc *descs, s
 int nixlgo_view_release(uint64_t agent, uint64_t view);
 
 int nixlgo_notify(uint64_t agent, const char *remote, const void *message, size_t len, uint64_t backend);
-int nixlgo_inbox_open(nixlgo_inbox *box);
-int nixlgo_inbox_drain(uint64_t agent, nixlgo_inbox *box, uint64_t backend);
+nixlgo_inbox *nixlgo_inbox_open(void);
+void nixlgo_inbox_drain(uint64_t agent, uint64_t inbox, uint64_t backend);
+int nixlgo_inbox_clear(nixlgo_inbox *box);
 void nixlgo_inbox_close(nixlgo_inbox *box);
 
 #endif

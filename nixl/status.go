@@ -26,6 +26,7 @@ const (
 
 	statusNoMemory Status = -100
 	statusGarbled  Status = -101
+	statusIndex    Status = -102
 	statusLacks    Status = -1000 // minus the index of the function that the library lacks
 )
 

@@ -55,12 +55,12 @@ func (t *Transfer) Telemetry() (Telemetry, error) {
 	if err := t.lock(op); err != nil {
 		return Telemetry{}, err
 	}
-	defer t.s.a.mu.Unlock()
-	remote := t.s.remote.remote
+	defer t.remote.a.mu.Unlock()
+	remote := t.remote.remote
 	if t.s.state != Done {
 		return Telemetry{}, &Error{Op: op, Remote: remote, Cause: ErrState, Detail: "the transfer is " + t.s.state.String() + ", not done"}
 	}
-	raw, st := rawTelemetry(t.s.a.h, t.s.h)
+	raw, st := rawTelemetry(t.remote.a.h, t.s.h)
 	switch {
 	case st == StatusNoTelemetry:
 		return Telemetry{}, &Error{Op: op, Remote: remote, Status: st, Detail: "create the agent with Config.Telemetry, and without NIXL_TELEMETRY_ENABLE=n"}

@@ -27,7 +27,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("Op(%d)", int32(o))
 }
 
-// TransferOptions are the optional arguments of NewTransfer.
+// TransferOptions are the optional arguments of NewTransfer, Start and CreateTransfer.
 type TransferOptions struct {
 	// Notification reaches the remote agent when the transfer is done. Notify
 	// sends it even if it is empty.
@@ -43,15 +43,18 @@ type TransferOptions struct {
 	Custom []byte
 }
 
-// raw checks the options and turns them into those that cross.
-func (o *TransferOptions) raw(op string, s *agent) (rawOptions, error) {
-	if len(o.Notification) > math.MaxInt32 || len(o.Custom) > math.MaxInt32 {
-		return rawOptions{}, invalid(op, "the notification has %d bytes, the custom parameter %d", len(o.Notification), len(o.Custom))
+// raw checks the options and turns them into those that cross, nil if there are none.
+func (o *TransferOptions) raw(op string, s *agent) (*rawOptions, error) {
+	if len(o.Notification) == 0 && !o.Notify && !o.SkipMerge && o.Backend == nil && len(o.Custom) == 0 {
+		return nil, nil
 	}
-	r := rawOptions{message: o.Notification, custom: o.Custom, notify: o.Notify || len(o.Notification) > 0, noMerge: o.SkipMerge}
+	if len(o.Notification) > math.MaxInt32 || len(o.Custom) > math.MaxInt32 {
+		return nil, invalid(op, "the notification has %d bytes, the custom parameter %d", len(o.Notification), len(o.Custom))
+	}
+	r := &rawOptions{message: o.Notification, custom: o.Custom, notify: o.Notify || len(o.Notification) > 0, noMerge: o.SkipMerge}
 	if o.Backend != nil {
 		if o.Backend.a != s {
-			return rawOptions{}, invalid(op, "the backend belongs to another agent")
+			return nil, invalid(op, "the backend belongs to another agent")
 		}
 		r.backend = o.Backend.h
 	}
@@ -89,30 +92,33 @@ func (s State) String() string {
 // is found done. The agent polls what nobody else polls, so a forgotten one
 // still ends.
 type Transfer struct {
-	s       *transfer
+	s       *transfer // nil once closed; guarded by the agent's mu
+	remote  *list
+	bytes   uint64
+	count   int32
+	last    State // when Start returned it, or it was closed
+	err     error // when it was closed
 	cleanup runtime.Cleanup
 }
 
-// transfer's fields are guarded by a.mu.
+// transfer's fields are guarded by a.mu. Once its Transfer is closed, it serves another.
 type transfer struct {
 	a             *agent
 	h             handle
 	local, remote *list
-	bytes         uint64
-	count         int
 	ends          map[uint64]uint64 // READs of files: how long each file descriptor's file must be
-	state         State
 	err           error
 	quarantine    time.Time // when Failed: until then the library may still write; zero: until the agent ends
-	closed        bool
 	prev, next    *transfer // in a.active while Active
+	place         int32     // in a.transfers
+	state         State
 }
 
 // pollItem is one request of a batch; == nixlgo_poll_item.
 type pollItem struct {
 	req    handle
 	status int32
-	_      int32
+	made   int32
 }
 
 // NewTransfer makes a request that moves descriptor ri[k] of the remote list
@@ -127,7 +133,23 @@ type pollItem struct {
 //	nixl_capi_opt_args_set_has_notif, nixl_capi_opt_args_set_skip_desc_merge,
 //	nixl_capi_opt_args_add_backend, nixl_capi_opt_args_set_custom_param
 func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, error) {
-	const what = "make transfer"
+	return a.make("make transfer", op, local, li, remote, ri, &o, false)
+}
+
+// Start is NewTransfer and Post in one crossing, and answers as Post does. With
+// an error nothing was made; a transfer that was made but could not be posted is
+// Failed, and its Err tells why.
+//
+// Implements: as NewTransfer and Post.
+func (a *Agent) Start(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, State, error) {
+	t, err := a.make("start transfer", op, local, li, remote, ri, &o, true)
+	if err != nil {
+		return nil, Idle, err
+	}
+	return t, t.last, nil
+}
+
+func (a *Agent) make(what string, op Op, local *List, li []int32, remote *List, ri []int32, o *TransferOptions, post bool) (*Transfer, error) {
 	if op != Read && op != Write {
 		return nil, invalid(what, "the operation %d does not exist", int32(op))
 	}
@@ -154,21 +176,37 @@ func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []i
 		return nil, err
 	}
 	defer s.mu.Unlock()
-	if l.closed || r.closed {
+	switch {
+	case l.closed || r.closed:
 		return nil, &Error{Op: what, Remote: r.remote, Cause: ErrClosed, Detail: "a list is closed"}
-	}
-	if r.left() {
+	case post && s.closing:
+		return nil, closed(what)
+	case r.left():
 		return nil, stale(what, r.remote)
 	}
-	h, st := rawMake(s.h, op, l.h, li, r.h, ri, &options)
-	if st < 0 {
-		return nil, s.refused(what, r, &options, st)
-	}
-	t := &transfer{a: s, h: h, local: l, remote: r, bytes: bytes, count: len(li)}
+	var ends map[uint64]uint64
 	if op == Read && r.mem == File {
-		t.ends = fileEnds(r.files, ri)
+		ends = fileEnds(r.files, ri)
+		if post {
+			if err := checkFileEnds(what, ends); err != nil {
+				return nil, err
+			}
+		}
 	}
-	return adopt(t), nil
+	made := rawMake(s.h, op, l, li, r, ri, options, post)
+	if made.made < 0 {
+		if Status(made.made) == statusIndex {
+			return nil, outside(what, l, li, r, ri)
+		}
+		return nil, s.refused(what, r, options, Status(made.made))
+	}
+	t := s.adopt(made.req, l, r, bytes, len(li))
+	t.s.ends = ends
+	if post {
+		t.s.posted(what, Status(made.status))
+		t.last = t.s.state
+	}
+	return t, nil
 }
 
 // refused explains why a request of sound arguments was not made.
@@ -176,19 +214,31 @@ func (s *agent) refused(op string, remote *list, o *rawOptions, st Status) error
 	switch {
 	case st != StatusBackend:
 		return failed(op, remote.remote, st)
-	case o.backend != 0 || len(o.custom) > 0 || o.notify && remote.mem != DRAM && remote.mem != VRAM:
+	case o != nil && (o.backend != 0 || len(o.custom) > 0 || o.notify && remote.mem != DRAM && remote.mem != VRAM):
 		return &Error{Op: op, Remote: remote.remote, Status: st, Detail: "look at the options: the backend may not serve both memory types, not notify, or not know the custom parameter"}
 	}
 	return s.peerError(op, remote.remote)
 }
 
-// adopt makes a request the agent's. a.mu is held.
-func adopt(t *transfer) *Transfer {
-	t.local.uses++
-	t.remote.uses++
-	t.a.transfers[t] = struct{}{}
-	out := &Transfer{s: t}
-	out.cleanup = runtime.AddCleanup(out, (*transfer).warnLeak, t)
+// adopt makes a request the agent's. s.mu is held.
+func (s *agent) adopt(h handle, local, remote *list, bytes uint64, count int) *Transfer {
+	n := len(s.transfers)
+	if n == cap(s.transfers) {
+		s.transfers = slices.Grow(s.transfers, 1)
+	}
+	s.transfers = s.transfers[:n+1]
+	t := s.transfers[n]
+	if t == nil {
+		t = new(transfer)
+		s.transfers[n] = t
+	}
+	t.a, t.h, t.local, t.remote, t.place = s, h, local, remote, int32(n)
+	local.uses++
+	remote.uses++
+	out := &Transfer{s: t, remote: remote, bytes: bytes, count: int32(count)}
+	if s.log != nil { // to watch an object costs as much as to make it
+		out.cleanup = runtime.AddCleanup(out, (*transfer).warnLeak, t)
+	}
 	return out
 }
 
@@ -216,7 +266,9 @@ func (l *list) indices(i []int32) []int32 {
 	return all
 }
 
-// pair checks the indices and returns the number of bytes that they name.
+// pair checks what pairs of descriptors the indices name, and returns the number
+// of their bytes. If the descriptors are all of one length, which those of most
+// lists are, only the bounds remain to be checked, and rawMake does that.
 func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
 	if len(li) != len(ri) {
 		return 0, invalid(op, "%d local indices for %d remote ones", len(li), len(ri))
@@ -227,16 +279,14 @@ func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
 	if len(li) > math.MaxInt32 {
 		return 0, invalid(op, "%d indices are more than %d", len(li), math.MaxInt32)
 	}
-	if l.lengths == nil && r.lengths == nil && l.each == r.each { // most lists; the bounds are all there is to check
-		if uint64(highest(li)) < uint64(l.n) && uint64(highest(ri)) < uint64(r.n) {
-			return l.each * uint64(len(li)), nil
-		}
+	if l.lengths == nil && r.lengths == nil && l.each == r.each && r.files == nil {
+		return l.each * uint64(len(li)), nil
 	}
 	var bytes uint64
 	for k, i := range li {
 		j := ri[k]
 		if uint(i) >= uint(l.n) || uint(j) >= uint(r.n) {
-			return 0, invalid(op, "pair %d names descriptors %d of %d local and %d of %d remote ones", k, i, l.n, j, r.n)
+			return 0, outside(op, l, li, r, ri)
 		}
 		n := l.length(i)
 		if m := r.length(j); m != n {
@@ -247,20 +297,20 @@ func pair(op string, l *list, li []int32, r *list, ri []int32) (uint64, error) {
 	return bytes, nil
 }
 
-// highest returns the largest index; a negative one counts as larger than all others.
-func highest(indices []int32) uint32 {
-	var most uint32
-	for _, i := range indices {
-		most = max(most, uint32(i))
+// outside tells which index names no descriptor.
+func outside(op string, l *list, li []int32, r *list, ri []int32) error {
+	k := 0
+	for k < len(li)-1 && uint(li[k]) < uint(l.n) && uint(ri[k]) < uint(r.n) {
+		k++
 	}
-	return most
+	return invalid(op, "pair %d names descriptors %d of %d local and %d of %d remote ones", k, li[k], l.n, ri[k], r.n)
 }
 
 // Bytes returns how many bytes the transfer moves, Count how many descriptors.
-func (t *Transfer) Bytes() uint64 { return t.s.bytes }
+func (t *Transfer) Bytes() uint64 { return t.bytes }
 
 // Count returns the number of descriptors that the transfer moves.
-func (t *Transfer) Count() int { return t.s.count }
+func (t *Transfer) Count() int { return int(t.count) }
 
 // Post starts the transfer, for the first time or again. It answers Active, or
 // Done if all bytes are there already. A transfer that is active is ErrActive;
@@ -271,22 +321,22 @@ func (t *Transfer) Count() int { return t.s.count }
 //	nixl_capi_post_xfer_req
 func (t *Transfer) Post() (State, error) {
 	const op = "post"
-	s := t.s.a
 	if err := t.lock(op); err != nil {
-		return t.s.state, err
+		return t.last, err
 	}
-	defer s.mu.Unlock()
+	defer t.remote.a.mu.Unlock()
 	return t.s.post(op)
 }
 
 // lock takes the agent for a call on an open transfer.
 func (t *Transfer) lock(op string) error {
-	if err := t.s.a.lock(op); err != nil {
+	a := t.remote.a
+	if err := a.lock(op); err != nil {
 		return err
 	}
-	if t.s.closed {
-		t.s.a.mu.Unlock()
-		return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrClosed, Detail: "the transfer is closed"}
+	if t.s == nil {
+		a.mu.Unlock()
+		return &Error{Op: op, Remote: t.remote.remote, Cause: ErrClosed, Detail: "the transfer is closed"}
 	}
 	return nil
 }
@@ -297,6 +347,8 @@ func (t *transfer) post(op string) (State, error) {
 		return t.state, closed(op)
 	case t.state == Active:
 		return Active, &Error{Op: op, Remote: t.remote.remote, Cause: ErrActive, Detail: "poll it to its end before posting it again"}
+	case t.state == Done && t.remote.mem == Block:
+		return Done, &Error{Op: op, Remote: t.remote.remote, Cause: ErrState, Detail: "a transfer of a block device is posted once; make a new one"}
 	case t.state == Failed:
 		return Failed, &Error{Op: op, Remote: t.remote.remote, Cause: ErrState, Detail: "the transfer failed; close it and make a new one"}
 	case t.remote.left():
@@ -305,20 +357,26 @@ func (t *transfer) post(op string) (State, error) {
 	if err := checkFileEnds(op, t.ends); err != nil {
 		return t.state, err
 	}
+	t.a.items = append(t.a.items[:0], pollItem{req: t.h})
+	t.posted(op, rawPost(t.a.h, &t.a.items[0]))
+	return t.state, t.err
+}
+
+// posted records a post and what it answered.
+func (t *transfer) posted(op string, st Status) {
+	if st != StatusInProgress {
+		t.ended(op, st)
+		if st == StatusNotFound {
+			t.quarantine = time.Now() // refused before anything left
+		}
+		return
+	}
 	t.state = Active
 	t.a.active.push(t)
 	if t.remote.peer != nil {
 		t.remote.peer.active++
 	}
-	st := rawPost(t.a.h, t.h)
-	t.settle(op, st)
-	switch {
-	case t.state == Active:
-		t.a.sweep.watch(t.a)
-	case st == StatusNotFound:
-		t.quarantine = time.Now() // refused before anything left
-	}
-	return t.state, t.err
+	t.a.sweep.watch(t.a)
 }
 
 // settle records what the library answered about an active transfer.
@@ -327,24 +385,32 @@ func (t *transfer) settle(op string, st Status) {
 		return
 	}
 	t.a.active.remove(t)
-	p := t.remote.peer
-	if p != nil {
-		p.active--
+	if t.remote.peer != nil {
+		t.remote.peer.active--
 	}
+	t.ended(op, st)
+}
+
+// ended records how a post ended.
+func (t *transfer) ended(op string, st Status) {
 	if st == StatusSuccess {
 		t.state = Done
 		return
 	}
 	t.state = Failed
+	p := t.remote.peer
 	if st == StatusBackend && t.a.folds && p != nil && rawCheck(t.a.h, p.cname, DRAM, nil) == StatusNotFound {
 		st = StatusNotFound // whether by a dead connection or a working one, nobody can tell
 	}
-	if st == StatusBackend {
+	switch {
+	case st == StatusBackend:
 		if p != nil {
 			p.failed = true
 		}
 		t.err = t.a.peerError(op, t.remote.remote)
-	} else {
+	case p == nil:
+		t.err = failed(op, "", st)
+	default:
 		t.err = &Error{Op: op, Remote: t.remote.remote, Status: st, Cause: ErrPeer, Detail: "the peer's metadata was dropped meanwhile"}
 	}
 	if st == StatusBackend || p != nil && p.failed {
@@ -373,9 +439,10 @@ func (t *transfer) settled() bool {
 // peer's metadata was dropped, while its connection worked, is settled only by
 // the agent's Close. A closed transfer or agent counts as settled.
 func (t *Transfer) Settled() bool {
-	t.s.a.mu.Lock()
-	defer t.s.a.mu.Unlock()
-	return t.s.a.closed || t.s.closed || t.s.settled()
+	a := t.remote.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.closed || t.s == nil || t.s.settled()
 }
 
 // Poll asks where the transfer stands. For Failed it returns the error too.
@@ -385,11 +452,11 @@ func (t *Transfer) Settled() bool {
 //	nixl_capi_get_xfer_status
 func (t *Transfer) Poll() (State, error) {
 	if err := t.lock("poll"); err != nil {
-		return t.s.state, err
+		return t.last, err
 	}
-	defer t.s.a.mu.Unlock()
+	s := t.remote.a
+	defer s.mu.Unlock()
 	if t.s.state == Active {
-		s := t.s.a
 		s.items = append(s.items[:0], pollItem{req: t.s.h})
 		rawPoll(s.h, s.items)
 		t.s.settle("poll", Status(s.items[0].status))
@@ -399,8 +466,12 @@ func (t *Transfer) Poll() (State, error) {
 
 // Err returns why the transfer failed, nil if it did not.
 func (t *Transfer) Err() error {
-	t.s.a.mu.Lock()
-	defer t.s.a.mu.Unlock()
+	a := t.remote.a
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.s == nil {
+		return t.err
+	}
 	return t.s.err
 }
 
@@ -418,8 +489,8 @@ func PollAll(ts []*Transfer, states []State) error {
 		return invalid(op, "a transfer is nil")
 	}
 	for first := 0; first < len(ts); {
-		s, last := ts[first].s.a, first+1
-		for last < len(ts) && ts[last].s.a == s {
+		s, last := ts[first].remote.a, first+1
+		for last < len(ts) && ts[last].remote.a == s {
 			last++
 		}
 		if err := s.lock(op); err != nil {
@@ -427,13 +498,17 @@ func PollAll(ts []*Transfer, states []State) error {
 		}
 		s.items = s.items[:0]
 		for _, t := range ts[first:last] {
-			if t.s.state == Active && !t.s.closed {
+			if t.s != nil && t.s.state == Active {
 				s.items = append(s.items, pollItem{req: t.s.h})
 			}
 		}
 		rawPoll(s.h, s.items)
 		k := 0
 		for i, t := range ts[first:last] {
+			if t.s == nil {
+				states[first+i] = t.last
+				continue
+			}
 			if k < len(s.items) && s.items[k].req == t.s.h {
 				if t.s.state == Active {
 					t.s.settle("poll", Status(s.items[k].status))
@@ -463,10 +538,10 @@ func (t *Transfer) Wait(ctx context.Context) error {
 		case state == Done:
 			return nil
 		case state == Idle:
-			return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrState, Detail: "the transfer was not posted"}
+			return &Error{Op: op, Remote: t.remote.remote, Cause: ErrState, Detail: "the transfer was not posted"}
 		}
 		if err := ctx.Err(); err != nil {
-			return &Error{Op: op, Remote: t.s.remote.remote, Cause: err, Detail: "the transfer is still active, and its memory the library's"}
+			return &Error{Op: op, Remote: t.remote.remote, Cause: err, Detail: "the transfer is still active, and its memory the library's"}
 		}
 		if spins < 16 {
 			runtime.Gosched()
@@ -498,30 +573,35 @@ func (t *Transfer) Wait(ctx context.Context) error {
 //	nixl_capi_release_xfer_req, nixl_capi_destroy_xfer_req
 func (t *Transfer) Close() error {
 	const op = "close transfer"
-	s := t.s.a
+	s := t.remote.a
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || t.s.closed {
+	x := t.s
+	if s.closed || x == nil {
 		return nil
 	}
-	if !t.s.settled() {
-		return &Error{Op: op, Remote: t.s.remote.remote, Cause: ErrActive, Detail: "the transfer is " + t.s.state.String() + ", and the library may still touch the local memory"}
+	if !x.settled() {
+		return &Error{Op: op, Remote: t.remote.remote, Cause: ErrActive, Detail: "the transfer is " + x.state.String() + ", and the library may still touch the local memory"}
 	}
 	t.cleanup.Stop()
-	t.s.closed = true
-	delete(s.transfers, t.s)
-	st := rawRelease(s.h, t.s.h)
-	t.s.local.uses--
-	t.s.local.unhold()
-	t.s.remote.uses--
-	t.s.remote.unhold()
-	return failed(op, t.s.remote.remote, st)
+	t.s, t.last, t.err = nil, x.state, x.err
+	st := rawRelease(s.h, x.h)
+	x.local.uses--
+	x.local.unhold()
+	x.remote.uses--
+	x.remote.unhold()
+	end := len(s.transfers) - 1
+	last := s.transfers[end]
+	last.place, s.transfers[x.place], s.transfers[end] = x.place, last, x
+	s.transfers = s.transfers[:end]
+	*x = transfer{}
+	return failed(op, t.remote.remote, st)
 }
 
 func (t *transfer) warnLeak() {
 	t.a.mu.Lock()
 	defer t.a.mu.Unlock()
-	if !t.closed && !t.a.closed {
-		t.a.log.Warn("nixl: a transfer was dropped without Close", "agent", t.a.name, "remote", t.remote.remote, "state", t.state.String(), "bytes", t.bytes)
+	if !t.a.closed {
+		t.a.log.Warn("nixl: a transfer was dropped without Close", "agent", t.a.name, "remote", t.remote.remote, "state", t.state.String())
 	}
 }

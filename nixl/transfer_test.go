@@ -192,24 +192,19 @@ func TestActiveTransferCannotBeClosed(t *testing.T) {
 	const size = 64 << 20
 	l := newLink(t, size, size)
 	fill(l.src.Bytes(), 0xA1)
+	stuck, peer := l.readFromSilence(t)
+	require.False(t, stuck.Settled())
+	require.ErrorIs(t, stuck.Close(), ErrActive)
+	require.ErrorIs(t, l.reader.InvalidateRemote(peer), ErrActive)
+	_, err := stuck.Post()
+	require.ErrorIs(t, err, ErrActive, "posting twice deletes the request natively")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	require.ErrorIs(t, stuck.Wait(ctx), context.Canceled)
+	require.ErrorIs(t, stuck.Close(), ErrActive, "a wait that ended ends no transfer")
+
 	x := l.read(t, TransferOptions{})
-	state, err := x.Post()
-	require.NoError(t, err)
-	if state == Active {
-		require.False(t, x.Settled())
-		require.ErrorIs(t, x.Close(), ErrActive)
-		require.ErrorIs(t, l.reader.InvalidateRemote(l.owner.Name()), ErrActive)
-		_, err = x.Post()
-		require.ErrorIs(t, err, ErrActive, "posting twice deletes the request natively")
-		ctx, cancel := context.WithCancel(context.Background())
-		cancel()
-		if err := x.Wait(ctx); err != nil { // nil if it is done by now
-			require.ErrorIs(t, err, context.Canceled)
-		}
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	require.NoError(t, x.Wait(ctx))
+	finish(t, x)
 	require.True(t, x.Settled())
 	require.NoError(t, x.Close())
 	require.NoError(t, l.reader.InvalidateRemote(l.owner.Name()))

@@ -41,7 +41,7 @@ func (a *Agent) ViewLocal(mem MemType, descs []Desc, o TransferOptions) (*Memory
 	if err := l.locate(op, descs); err != nil {
 		return nil, err
 	}
-	h, st := rawViewLocal(s.h, mem, descs, &options)
+	h, st := rawViewLocal(s.h, mem, descs, options)
 	if st < 0 {
 		return nil, &Error{Op: op, Status: st, Detail: viewHint}
 	}
@@ -99,7 +99,7 @@ func (a *Agent) ViewRemote(mem MemType, descs []RemoteDesc, o TransferOptions) (
 			return nil, err
 		}
 	}
-	h, st := rawViewRemote(s.h, mem, plain, owners, &options)
+	h, st := rawViewRemote(s.h, mem, plain, owners, options)
 	if st < 0 {
 		return nil, &Error{Op: op, Status: st, Detail: viewHint}
 	}

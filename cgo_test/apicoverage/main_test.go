@@ -29,7 +29,7 @@ func TestGapsAreFound(t *testing.T) {
 		"not reached from Go":     {"telemetry.go", "rawTelemetry(", "other(", "nixl_capi_get_xfer_telemetry is neither reached nor listed"},
 		"not exported":            {"exchange.go", "func (a *Agent) PartialMetadata", "func (a *Agent) partialMetadata", "nixl_capi_get_local_partial_md is neither reached nor listed"},
 		"not folded":              {"doc.go", "//\tnixl_capi_create_agent ", "//\t ", "nixl_capi_create_agent is neither reached nor listed"},
-		"folded without a reason": {"doc.go", "[]Desc: make", "[]Desc:", "nixl_capi_xfer_dlist_resize is neither reached nor listed"},
+		"folded without a reason": {"doc.go", "[]Desc: slices.Delete", "[]Desc:", "nixl_capi_xfer_dlist_rem_desc is neither reached nor listed"},
 		"folded and called":       {"doc.go", "//\tnixl_capi_create_agent ", "//\tnixl_capi_query_mem  x: y\n//\tnixl_capi_create_agent ", "nixl_capi_query_mem is listed as folded, but Backend.Query reaches it"},
 		"folded and unknown":      {"doc.go", "//\tnixl_capi_create_agent ", "//\tnixl_capi_nothing  x: y\n//\tnixl_capi_create_agent ", "nixl_capi_nothing is listed as folded, but not in the header"},
 	} {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"io"
 	"strings"
 	"syscall"
@@ -30,38 +29,38 @@ func scripted(t *testing.T, name string, answers ...string) *process {
 }
 
 func TestRowsCompareTheLeast(t *testing.T) {
-	task := task{command: "x", rows: []string{"a", "", "c"}, sum: "b and c", sumFrom: 1, sumTo: 3}
-	rows, err := task.measure(context.Background(), []*process{
+	task := task{command: "x", rows: []string{"a", "", "c"}}
+	processes := []*process{
 		scripted(t, "C", "10 1 2", "20 1 2"), scripted(t, "Go", "30 2 4", "15 2 4"), scripted(t, "Python", "150 4 8", "300 4 8"),
-	}, 2)
-	require.NoError(t, err)
+	}
+	for r := range 2 {
+		require.NoError(t, task.measure(t.Context(), processes, r))
+	}
 	require.Equal(t, []row{
 		{Name: "a", Unit: "ns", C: 10, Go: 15, Python: 150, GoOverC: 1.5, PythonOverGo: 10, Repeats: 2, Spread: 1},
 		{Name: "c", Unit: "ns", C: 2, Go: 4, Python: 8, GoOverC: 2, PythonOverGo: 2, Repeats: 2},
-		{Name: "b and c", Unit: "ns", C: 3, Go: 6, Python: 12, GoOverC: 2, PythonOverGo: 2, Repeats: 2},
-	}, rows)
+	}, task.report())
 }
 
 func TestWrongAnswersAreErrors(t *testing.T) {
 	for name, answer := range map[string]string{"no number": "x", "too many": "1 2", "none": ""} {
-		_, err := task{command: "x", rows: []string{"a"}}.measure(context.Background(), []*process{scripted(t, "C", answer)}, 1)
-		require.Error(t, err, name)
+		require.Error(t, (&task{command: "x", rows: []string{"a"}}).measure(t.Context(), []*process{scripted(t, "C", answer)}, 0), name)
 	}
-	_, err := task{command: "x", rows: []string{"a"}}.measure(context.Background(), []*process{scripted(t, "C")}, 1)
-	require.Error(t, err, "the process ended")
+	require.Error(t, (&task{command: "x", rows: []string{"a"}}).measure(t.Context(), []*process{scripted(t, "C")}, 0), "the process ended")
 }
 
 // Each target can be missed, and each is one of the rows.
 func TestTargets(t *testing.T) {
 	for name, ratio := range map[string][2]row{
-		"make to complete, 1000 × 4 KiB":             {{GoOverC: 1.05}, {GoOverC: 1.06}},
-		"make, 100000 × 64 KiB":                      {{GoOverC: 1.05}, {GoOverC: 1.06}},
-		"make to complete, 1 × 4 KiB":                {{GoOverC: 1.15}, {GoOverC: 1.16}},
-		"READ again, 1 × 4 KiB":                      {{GoOverC: 1.15}, {GoOverC: 1.16}},
-		"prepare, 10000 × 4 KiB":                     {{GoOverC: 1.3}, {GoOverC: 1.31}},
-		"prepare, Python from tuples, 10000 × 4 KiB": {{PythonOverGo: 10}, {PythonOverGo: 9.9}},
-		"drain of nothing":                           {{GoOverC: 3}, {GoOverC: 3.1}},
-		"drain of 10000 notifications":               {{PythonOverGo: 1.1}, {PythonOverGo: 0.9}},
+		"make to complete, 1000 × 4 KiB":                        {{GoOverC: 1.05}, {GoOverC: 1.06}},
+		"make, 100000 × 64 KiB":                                 {{GoOverC: 1.05, PythonOverGo: 1}, {GoOverC: 1.06, PythonOverGo: 1}},
+		"make, 1000 × 4 KiB":                                    {{GoOverC: 1.05, PythonOverGo: 1}, {GoOverC: 1.05, PythonOverGo: 0.99}},
+		"make to complete, 1 × 4 KiB":                           {{GoOverC: 1.15}, {GoOverC: 1.16}},
+		"READ again, 1 × 4 KiB":                                 {{GoOverC: 1.15}, {GoOverC: 1.16}},
+		"prepare, 10000 × 4 KiB":                                {{GoOverC: 1.3}, {GoOverC: 1.31}},
+		"describe and prepare, Python by tuples, 10000 × 4 KiB": {{PythonOverGo: 10}, {PythonOverGo: 9.9}},
+		"drain of nothing":                                      {{GoOverC: 3, PythonOverGo: 6}, {GoOverC: 3.1, PythonOverGo: 6}},
+		"drain of 10000 notifications":                          {{PythonOverGo: 1}, {PythonOverGo: 0.9}},
 	} {
 		for k, r := range ratio {
 			r.Name = name
@@ -71,22 +70,40 @@ func TestTargets(t *testing.T) {
 		}
 		var names []string
 		for _, task := range tasks(false) {
-			names = append(append(names, task.rows...), task.sum)
+			names = append(names, task.rows...)
 		}
 		require.Contains(t, names, name)
 	}
-	var untargeted row
-	untargeted.Name = "release, 1 × 4 KiB"
-	untargeted.judge()
-	require.Nil(t, untargeted.Met)
+	for _, name := range []string{"release, 1 × 4 KiB", "make, 32 × 4 KiB", "prepare, Python from tuples, 10000 × 4 KiB", "post, 10000 × 4 KiB", "call of nothing"} {
+		untargeted := row{Name: name}
+		untargeted.judge()
+		require.Nil(t, untargeted.Met, name)
+	}
+}
+
+// The list: five phases of five counts of two sizes.
+func TestEveryPhaseIsARow(t *testing.T) {
+	names := map[string]int{}
+	for _, task := range tasks(false) {
+		for _, name := range task.rows {
+			names[name]++
+		}
+	}
+	for _, phase := range []string{"prepare", "make", "post", "complete", "release", "make to complete"} {
+		for _, n := range []string{"1", "32", "1000", "10000", "100000"} {
+			for _, size := range []string{"4", "64"} {
+				require.Equal(t, 1, names[phase+", "+n+" × "+size+" KiB"])
+			}
+		}
+	}
 }
 
 func TestTasksAreUnderstood(t *testing.T) {
 	var w worker
 	for _, task := range tasks(false) {
 		what, _, _ := strings.Cut(task.command, " ")
-		require.Contains(t, []string{"cycle", "repost", "notify", "latency", "drain", "empty"}, what)
+		require.Contains(t, []string{"lists", "cycle", "start", "build", "repost", "notify", "latency", "drain", "empty", "nothing"}, what)
 	}
-	_, err := w.answer("dance", [4]int{})
+	_, err := w.answer("dance", 0, 0, 0)
 	require.EqualError(t, err, "unknown command")
 }

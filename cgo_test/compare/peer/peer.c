@@ -1,19 +1,25 @@
 /*
  * The C side of the comparison: an owner and a reader in one process, driven by
  * lines on stdin. Each answer is one line of nanoseconds, the least of the rounds.
+ * Arguments: the library, and the processor for the thread that measures.
  *
- *   cycle COUNT SIZE ROUNDS   prepare make post complete release, of one READ
+ *   lists COUNT SIZE ROUNDS   prepare and make, of one READ
+ *   cycle COUNT SIZE ROUNDS   post, complete and release, of one READ
+ *   start COUNT SIZE ROUNDS   from make to complete, of lists prepared before
+ *   build COUNT SIZE ROUNDS   from block numbers to prepared lists; from descriptors to them
  *   repost SIZE ROUNDS        post and complete a READ that was made before
  *   notify BYTES COUNT        send COUNT messages until all have arrived, each
  *   latency BYTES ROUNDS      from the send until it has arrived
  *   drain COUNT               messages that have arrived
- *   empty ROUNDS              a drain of nothing
+ *   empty ROUNDS              a drain of nothing, in batches of 100
+ *   nothing ROUNDS            a call of a function that does nothing, in batches of 100
  */
 #define _GNU_SOURCE
 #include "capi.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +50,7 @@ static uint64_t now(void) {
 static nx_agent owner, reader;
 static char *source, *target;
 static nx_notif_map inbox;
-static int *indices;
+static int indices[MAX_COUNT], blocks[MAX_COUNT];
 
 static nx_agent new_agent(const char *name, char **memory) {
     nx_config c = {.enable_prog_thread = true, .thread_sync = NX_SYNC_RW, .num_workers = 1, .pthr_delay_us = 1000};
@@ -73,16 +79,71 @@ static void introduce(nx_agent from, nx_agent to) {
     CHECK(nx_load_remote_md(to, blob, len, &name));
 }
 
-static nx_prepped prepare(const char *name, char *memory, size_t count, size_t size) {
-    nx_xfer_dlist list;
+typedef struct {
+    uint64_t addr, len, dev;
+} desc;
+
+typedef struct {
+    nx_prepped local, remote;
+} lists;
+
+static desc ours[MAX_COUNT], theirs[MAX_COUNT];
+
+static nx_prepped prep(const char *name, nx_xfer_dlist list) {
     nx_prepped h;
-    size_t slots = REGION / size;
-    CHECK(nx_create_xfer_dlist(NX_MEM_DRAM, &list));
-    for (size_t i = 0; i < count; i++)
-        CHECK(nx_xfer_dlist_add_desc(list, (uintptr_t)memory + i % slots * size, size, 0));
     CHECK(nx_prep_xfer_dlist(reader, name, list, &h, NULL));
     nx_destroy_xfer_dlist(list);
     return h;
+}
+
+static nx_prepped prepare(const char *name, const desc *d, size_t count) {
+    nx_xfer_dlist list;
+    CHECK(nx_create_xfer_dlist(NX_MEM_DRAM, &list));
+    for (size_t i = 0; i < count; i++)
+        CHECK(nx_xfer_dlist_add_desc(list, d[i].addr, d[i].len, d[i].dev));
+    return prep(name, list);
+}
+
+static lists prepare_both(size_t count) {
+    lists l;
+    l.local = prepare("", ours, count);
+    l.remote = prepare("owner", theirs, count);
+    return l;
+}
+
+/* Without descriptors in between. */
+static nx_prepped build(const char *name, const char *memory, const int *blocks, size_t count, size_t size) {
+    nx_xfer_dlist list;
+    CHECK(nx_create_xfer_dlist(NX_MEM_DRAM, &list));
+    for (size_t i = 0; i < count; i++)
+        CHECK(nx_xfer_dlist_add_desc(list, (uintptr_t)memory + (size_t)blocks[i] * size, size, 0));
+    return prep(name, list);
+}
+
+static lists build_both(const int *blocks, size_t count, size_t size) {
+    lists l;
+    l.local = build("", target, blocks, count, size);
+    l.remote = build("owner", source, blocks, count, size);
+    return l;
+}
+
+static void release(lists l) {
+    CHECK(nx_release_xfer_dlist_handle(reader, l.local));
+    CHECK(nx_release_xfer_dlist_handle(reader, l.remote));
+}
+
+static void end(nx_req req) {
+    CHECK(nx_release_xfer_req(reader, req));
+    CHECK(nx_destroy_xfer_req(req));
+}
+
+static void fill(size_t count, size_t size) {
+    for (size_t i = 0; i < count; i++) {
+        blocks[i] = (int)(i % (REGION / size));
+        indices[i] = (int)(i * 7919 % count);
+        ours[i] = (desc){(uintptr_t)target + (size_t)blocks[i] * size, size, 0};
+        theirs[i] = (desc){(uintptr_t)source + (size_t)blocks[i] * size, size, 0};
+    }
 }
 
 static int complete(nx_req req, int status) {
@@ -96,55 +157,106 @@ static void least(uint64_t *best, uint64_t took) {
         *best = took;
 }
 
-static void cycle(size_t count, size_t size, int rounds, int move) {
-    uint64_t best[5] = {UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX};
-    for (size_t i = 0; i < count; i++)
-        indices[i] = (int)(i * 7919 % count);
+static void lists_only(size_t count, int rounds) {
+    uint64_t best[2] = {UINT64_MAX, UINT64_MAX};
     for (int r = 0; r < rounds; r++) {
         nx_req req;
-        uint64_t t[6];
+        uint64_t t[3];
         t[0] = now();
-        nx_prepped local = prepare("", target, count, size);
-        nx_prepped remote = prepare("owner", source, count, size);
+        lists l = prepare_both(count);
         t[1] = now();
-        CHECK(nx_make_xfer_req(reader, NX_OP_READ, local, indices, count, remote, indices, count, &req, NULL));
-        t[2] = t[3] = t[4] = now();
-        if (move) {
-            int status = nx_post_xfer_req(reader, req, NULL);
-            CHECK(status);
-            t[3] = now();
-            CHECK(complete(req, status));
-            t[4] = now();
-        }
-        CHECK(nx_release_xfer_req(reader, req));
-        CHECK(nx_destroy_xfer_req(req));
-        CHECK(nx_release_xfer_dlist_handle(reader, local));
-        CHECK(nx_release_xfer_dlist_handle(reader, remote));
-        t[5] = now();
-        for (int k = 0; k < 5; k++)
+        CHECK(nx_make_xfer_req(reader, NX_OP_READ, l.local, indices, count, l.remote, indices, count, &req, NULL));
+        t[2] = now();
+        end(req);
+        release(l);
+        for (int k = 0; k < 2; k++)
             least(&best[k], t[k + 1] - t[k]);
     }
-    printf("%" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 " %" PRIu64 "\n", best[0], best[1], best[2], best[3], best[4]);
+    printf("%" PRIu64 " %" PRIu64 "\n", best[0], best[1]);
 }
 
-static void repost(size_t size, int rounds) {
+static void cycle(size_t count, int rounds) {
+    uint64_t best[3] = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
+    for (int r = 0; r < rounds; r++) {
+        nx_req req;
+        uint64_t t[4];
+        lists l = prepare_both(count);
+        CHECK(nx_make_xfer_req(reader, NX_OP_READ, l.local, indices, count, l.remote, indices, count, &req, NULL));
+        t[0] = now();
+        int status = nx_post_xfer_req(reader, req, NULL);
+        CHECK(status);
+        t[1] = now();
+        CHECK(complete(req, status));
+        t[2] = now();
+        end(req);
+        release(l);
+        t[3] = now();
+        for (int k = 0; k < 3; k++)
+            least(&best[k], t[k + 1] - t[k]);
+    }
+    printf("%" PRIu64 " %" PRIu64 " %" PRIu64 "\n", best[0], best[1], best[2]);
+}
+
+/* How many short READs are timed at once: reading the clock takes long beside one. */
+static size_t batch(size_t bytes) {
+    return bytes < 65536 ? 65536 / bytes : 1;
+}
+
+static double start(size_t count, size_t size, int rounds) {
+    uint64_t best = UINT64_MAX;
+    lists l = build_both(blocks, count, size);
+    size_t n = batch(count * size);
+    nx_req reqs[n];
+    for (int r = 0; r < rounds; r++) {
+        uint64_t t = now();
+        for (size_t i = 0; i < n; i++) {
+            CHECK(nx_make_xfer_req(reader, NX_OP_READ, l.local, indices, count, l.remote, indices, count, &reqs[i], NULL));
+            int status = nx_post_xfer_req(reader, reqs[i], NULL);
+            CHECK(status);
+            CHECK(complete(reqs[i], status));
+        }
+        least(&best, now() - t);
+        for (size_t i = 0; i < n; i++)
+            end(reqs[i]);
+    }
+    release(l);
+    return (double)best / (double)n;
+}
+
+static void build_only(size_t count, size_t size, int rounds) {
+    uint64_t both = UINT64_MAX, second = UINT64_MAX;
+    for (int r = 0; r < rounds; r++) {
+        uint64_t t = now();
+        lists l = build_both(blocks, count, size);
+        least(&both, now() - t);
+        release(l);
+        t = now();
+        l = prepare_both(count);
+        least(&second, now() - t);
+        release(l);
+    }
+    printf("%" PRIu64 " %" PRIu64 "\n", both, second);
+}
+
+static double repost(size_t size, int rounds) {
     int zero = 0;
     uint64_t best = UINT64_MAX;
     nx_req req;
-    nx_prepped local = prepare("", target, 1, size), remote = prepare("owner", source, 1, size);
-    CHECK(nx_make_xfer_req(reader, NX_OP_READ, local, &zero, 1, remote, &zero, 1, &req, NULL));
+    size_t n = batch(size);
+    lists l = build_both(&zero, 1, size);
+    CHECK(nx_make_xfer_req(reader, NX_OP_READ, l.local, &zero, 1, l.remote, &zero, 1, &req, NULL));
     for (int r = 0; r < rounds; r++) {
         uint64_t t = now();
-        int status = nx_post_xfer_req(reader, req, NULL);
-        CHECK(status);
-        CHECK(complete(req, status));
+        for (size_t i = 0; i < n; i++) {
+            int status = nx_post_xfer_req(reader, req, NULL);
+            CHECK(status);
+            CHECK(complete(req, status));
+        }
         least(&best, now() - t);
     }
-    CHECK(nx_release_xfer_req(reader, req));
-    CHECK(nx_destroy_xfer_req(req));
-    CHECK(nx_release_xfer_dlist_handle(reader, local));
-    CHECK(nx_release_xfer_dlist_handle(reader, remote));
-    printf("%" PRIu64 "\n", best);
+    end(req);
+    release(l);
+    return (double)best / (double)n;
 }
 
 /* Drains the owner into copies, as the others do. */
@@ -182,9 +294,44 @@ static void collect(size_t count) {
         got += drain();
 }
 
+/* Only the drain can tell that all have arrived: if not, it is tried again with a longer wait. */
+static uint64_t drain_once(size_t count) {
+    for (useconds_t wait = 50000; wait < 5000000; wait *= 2) {
+        send_all(64, count);
+        usleep(wait);
+        uint64_t t = now();
+        size_t got = drain();
+        t = now() - t;
+        if (got == count)
+            return t;
+        collect(count - got);
+    }
+    fprintf(stderr, "peer.c: %zu messages did not arrive\n", count);
+    _exit(1);
+}
+
+static void nothing(void) {}
+static void (*volatile call_nothing)(void) = nothing;
+
+static void drain_nothing(void) {
+    drain();
+}
+
+static double batches(size_t rounds, void (*call)(void)) {
+    uint64_t best = UINT64_MAX;
+    for (size_t r = 0; r < rounds; r++) {
+        uint64_t t = now();
+        for (int i = 0; i < 100; i++)
+            call();
+        least(&best, now() - t);
+    }
+    return (double)best / 100;
+}
+
 int main(int argc, char **argv) {
     char line[256];
-    if (argc != 2)
+    cpu_set_t cpus;
+    if (argc != 3)
         return 2;
     void *library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
     if (!library) {
@@ -198,22 +345,35 @@ int main(int argc, char **argv) {
     introduce(owner, reader);
     introduce(reader, owner);
     CHECK(nx_create_notif_map(&inbox));
-    indices = calloc(MAX_COUNT, sizeof *indices);
+    CPU_ZERO(&cpus);
+    CPU_SET((size_t)atoi(argv[2]), &cpus);
+    CHECK(sched_setaffinity(0, sizeof cpus, &cpus)); /* this thread; the library's run where they like */
     setvbuf(stdout, NULL, _IOLBF, 0);
     puts("ready");
     while (fgets(line, sizeof line, stdin)) {
         char what[16];
         size_t a = 0, b = 0;
-        int rounds = 0, move = 1;
-        int n = sscanf(line, "%15s %zu %zu %d %d", what, &a, &b, &rounds, &move);
+        int rounds = 0;
+        int n = sscanf(line, "%15s %zu %zu %d", what, &a, &b, &rounds);
         if (n < 2)
             return 2;
+        if (n == 4)
+            fill(a, b);
         uint64_t best = UINT64_MAX, t = now();
-        if (!strcmp(what, "cycle")) {
-            cycle(a, b, rounds, move);
+        if (!strcmp(what, "lists")) {
+            lists_only(a, rounds);
+            continue;
+        } else if (!strcmp(what, "cycle")) {
+            cycle(a, rounds);
+            continue;
+        } else if (!strcmp(what, "start")) {
+            printf("%f\n", start(a, b, rounds));
+            continue;
+        } else if (!strcmp(what, "build")) {
+            build_only(a, b, rounds);
             continue;
         } else if (!strcmp(what, "repost")) {
-            repost(a, (int)b);
+            printf("%f\n", repost(a, (int)b));
             continue;
         } else if (!strcmp(what, "notify")) {
             send_all(a, b);
@@ -227,20 +387,9 @@ int main(int argc, char **argv) {
                 least(&best, now() - t);
             }
         } else if (!strcmp(what, "drain")) {
-            send_all(64, a);
-            usleep(500000); /* all have arrived; the count is checked below */
-            t = now();
-            size_t got = drain();
-            best = now() - t;
-            if (got != a) {
-                fprintf(stderr, "peer.c: %zu of %zu messages had arrived\n", got, a);
-                _exit(1);
-            }
-        } else if (!strcmp(what, "empty")) {
-            t = now();
-            for (size_t i = 0; i < a; i++)
-                drain();
-            printf("%f\n", (double)(now() - t) / (double)a);
+            best = drain_once(a);
+        } else if (!strcmp(what, "empty") || !strcmp(what, "nothing")) {
+            printf("%f\n", batches(a, what[0] == 'e' ? drain_nothing : call_nothing));
             continue;
         } else {
             return 2;
