@@ -57,6 +57,7 @@ type Config struct {
 	Lease            lease.Config // zero value: lease.DefaultConfig()
 	Compatibility    string       // hash that both sides must share; empty: a hash of the layout
 	AnyCompatibility bool         // fetch from owners with another hash, too
+	Key              []byte       // shared by nodes that deal with each other only, see rdma.WorkerConfig; nil: no key
 	HoldOnly         bool         // hold and release leases of owners of any layout and hash, and fetch nothing
 
 	// Fabric is the transport, which the node closes, also when New fails. Nil: NIXL, with the three fields below. Package
@@ -66,14 +67,20 @@ type Config struct {
 	Backend       string            // NIXL plugin; empty: UCX
 	BackendParams map[string]string // its parameters
 
+	// Etcd is where the node leaves its handshake metadata and looks for that of others, before it asks their side channels:
+	// for engines whose side channels do not reach each other, or of which there are many. New publishes there and fails if it
+	// cannot within HandshakeTimeout; Close withdraws, for as long at most. The node does not close it, so that nodes can share it. Package
+	// rdma/etcd has one for etcd. Nil: side channels only.
+	Etcd rdma.Directory
+
 	HandshakeTimeout time.Duration // 0: 5 s
 	ReadTimeout      time.Duration // of a fetch, from its arrival; 0: 60 s
 	MaxBytesPerPeer  int64         // read from one owner at a time; 0: 1 GiB, see rdma.WorkerConfig
 	MaxReadsPerPeer  int           // fetches from one owner at a time, others wait in order of arrival; 0: 256
 	Idle             time.Duration // pause between steps when nothing moves; 0: 2 ms, for 4 % of a core, and notifications noticed within 4 ms
 
-	Trace  rdma.Trace
-	Logger *slog.Logger // nil: discards
+	Trace  rdma.Trace   // package otelrdma makes spans of it
+	Logger *slog.Logger // nil: discards; its keys are listed in package rdma
 }
 
 // Node is one engine of one rank with its memory. Its methods are safe for concurrent use; all of them but Close need Run
@@ -92,12 +99,14 @@ type Node struct {
 	running  bool
 	draining bool
 	stopped  chan struct{} // closed when Run returned
+	tag      string        // makes the ids of local requests others than a caller's
 	next     uint64        // number of the next local request
 	owned    map[string]*Publication
 	reads    map[string]*Held
+	kept     map[string]*Held // fetched, and open for the next turn (Lease.Bidirectional)
 	settling map[string]*Held // given up, with a READ that may be active
-	used     map[int]string   // block → what holds it
-	stepped  chan struct{}    // closed after the next whole step
+	used     []string         // what holds a block, by its id
+	stepped  chan struct{}    // closed after the next whole step; nil: nobody waits for it
 	longest  time.Duration    // longest time from one step's start to the next
 	closeErr error
 }
@@ -111,16 +120,21 @@ func New(cfg Config) (*Node, error) {
 		cfg.Lease = lease.DefaultConfig()
 	}
 	n := &Node{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), closed: make(chan struct{}), owned: map[string]*Publication{},
-		reads: map[string]*Held{}, settling: map[string]*Held{}, used: map[int]string{}, stepped: make(chan struct{}), stopped: make(chan struct{})}
+		tag: rand.Text()[:8], reads: map[string]*Held{}, kept: map[string]*Held{}, settling: map[string]*Held{}, stopped: make(chan struct{})}
 	close(n.stopped)
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
+	n.log = n.log.With("engine", cfg.Engine)
 	if err := n.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("node: %w", err), n.Close())
 	}
 	return n, nil
 }
+
+// progressDelay is the longest sleep of NIXL's progress thread. What arrives wakes it, whatever the transport: a shorter one
+// costs an idle node 1 or 2 % of a core and makes nothing faster.
+const progressDelay = 10 * time.Millisecond
 
 func (n *Node) open() (err error) {
 	c := n.cfg
@@ -134,14 +148,14 @@ func (n *Node) open() (err error) {
 	if c.Layers < 1 || c.Blocks < 1 || c.BlockBytes < 1 || c.Layers > limit/c.Blocks/c.BlockBytes {
 		return fmt.Errorf("%w: %d layers × %d blocks × %d bytes of KV cache", rdma.ErrConfig, c.Layers, c.Blocks, c.BlockBytes)
 	}
-	if n.side, err = rdma.ListenSideChannel(c.Host, c.Port, c.Logger); err != nil {
+	if n.side, err = rdma.ListenSideChannel(c.Host, c.Port, n.log); err != nil {
 		return err
 	}
 	if fabric == nil {
 		if _, err = nixl.Load(c.Library); err != nil {
 			return err
 		}
-		fabric, err = rdma.OpenNIXL(rdma.NIXLConfig{Backend: c.Backend, BackendParams: c.BackendParams, Agent: nixl.Config{Logger: c.Logger}})
+		fabric, err = rdma.OpenNIXL(rdma.NIXLConfig{Backend: c.Backend, BackendParams: c.BackendParams, Agent: nixl.Config{Logger: c.Logger, ProgressDelay: progressDelay}})
 		if err != nil {
 			return err
 		}
@@ -149,26 +163,37 @@ func (n *Node) open() (err error) {
 	if n.kv, err = fabric.Alloc(c.Layers * c.Blocks * c.BlockBytes); err != nil {
 		return err
 	}
+	n.used = make([]string, c.Blocks)
 	regions := make([]rdma.Region, c.Layers)
 	for i := range regions {
 		regions[i] = rdma.Region{Base: n.kv.Addr() + uint64(i*c.Blocks*c.BlockBytes), BlockLen: c.BlockBytes, Blocks: c.Blocks}
 	}
 	n.worker, err = rdma.NewWorker(fabric, rdma.WorkerConfig{
 		Engine: c.Engine, KV: rdma.KV{Regions: regions, BlockTokens: c.BlockTokens, Layout: c.Layout, Attention: c.Attention},
-		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly,
-		HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, MaxBytesPerPeer: c.MaxBytesPerPeer, MaxReadsPerPeer: c.MaxReadsPerPeer,
+		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly, Key: c.Key,
+		Directory: c.Etcd, HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, MaxBytesPerPeer: c.MaxBytesPerPeer, MaxReadsPerPeer: c.MaxReadsPerPeer,
 		Trace: c.Trace, Logger: c.Logger,
 	})
 	if err != nil {
 		return err
 	}
+	n.side.RequireKey(c.Key)
 	n.side.Serve(n.worker)
 	n.sched, err = lease.NewScheduler(lease.SchedulerConfig{
 		Config: c.Lease, Engine: c.Engine, Host: c.Host, Port: n.side.Port(), TPSize: 1, Ranks: 1, Blocks: c.Blocks,
-		Epoch: rdma.Epoch(),
+		BlockBytes: []int64{int64(c.Layers) * int64(c.BlockBytes)},
+		Epoch:      rdma.Epoch(),
 	})
-	return err
+	if err != nil || c.Etcd == nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), n.directoryTimeout())
+	defer cancel()
+	return c.Etcd.Publish(ctx, c.Engine, 0, n.worker.Reply())
 }
+
+// directoryTimeout bounds a call of the directory.
+func (n *Node) directoryTimeout() time.Duration { return cmp.Or(n.cfg.HandshakeTimeout, 5*time.Second) }
 
 // Engine is the engine id.
 func (n *Node) Engine() string { return n.cfg.Engine }
@@ -198,6 +223,7 @@ type Publication struct {
 	params lease.Params
 	done   chan struct{}
 	reason lease.Reason // set before done is closed
+	stage
 }
 
 // Params are the kv_transfer_params for the reader; they marshal to the JSON that vLLM's routers pass on.
@@ -216,6 +242,16 @@ func (p *Publication) Reason() lease.Reason {
 	}
 }
 
+// end hands the blocks back.
+func (p *Publication) end(reason lease.Reason, err error) {
+	if reason == lease.ReasonExpired {
+		err = lease.ErrExpired
+	}
+	p.leave(reason.String(), err)
+	p.reason = reason
+	close(p.done)
+}
+
 // Revoke ends the lease now: a reader that has not finished is refused. The blocks are the caller's again after Done.
 func (p *Publication) Revoke() error {
 	n := p.node
@@ -230,7 +266,7 @@ func (p *Publication) Revoke() error {
 
 // Publish pins blocks, which hold tokens tokens of the prompt of request id, under a lease, and returns once the lease can
 // be verified. The blocks must not be written until Publication.Done. Errors: ErrBusy for a block in use, lease.ErrInvalid
-// for ids that the wire cannot carry and blocks that do not exist, ErrDraining after Drain, ErrClosed, the context's.
+// for ids that the wire cannot carry, no blocks and blocks that do not exist, ErrDraining after Drain, ErrClosed, the context's.
 func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
 	fail := func(err error) (*Publication, error) { return nil, fmt.Errorf("publish request %q: %w", id, err) }
 	n.mu.Lock()
@@ -241,6 +277,10 @@ func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int)
 	if n.draining {
 		n.mu.Unlock()
 		return fail(ErrDraining)
+	}
+	if len(blocks) == 0 || tokens < 0 {
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: %d tokens in %d blocks", lease.ErrInvalid, tokens, len(blocks)))
 	}
 	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
 		n.mu.Unlock()
@@ -259,6 +299,7 @@ func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int)
 	}
 	p := &Publication{node: n, id: id, blocks: append([]int(nil), blocks...), done: make(chan struct{})}
 	n.owned[id] = p
+	p.enter(ctx, n.cfg.Trace, rdma.Request{ID: id, Stage: rdma.Publishing, Blocks: len(blocks)})
 	n.mu.Unlock()
 
 	// The nonce must stand in the slot before the params leave.
@@ -279,14 +320,34 @@ func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int)
 }
 
 // Held is a lease that this node renews: for a request that it will fetch, or for somebody else who will. It ends with one of
-// Fetch, Release and Close.
+// Fetch, Release and Close. On a node with Lease.Bidirectional, a Held that was fetched is open until Publish or Close.
 type Held struct {
 	node    *Node
-	id      string // of the hold, and of its fetch
+	id      string // of the hold, of its fetch, and of what is published of that
 	params  lease.Params
+	since   time.Time // when the params came
 	blocks  []int
 	result  chan error    // one value: the verdict of Fetch
 	settled chan struct{} // closed when no READ can write blocks any more
+	stage
+}
+
+// stage is the part of its life that a request is in, for Config.Trace. The node's lock guards it.
+type stage struct {
+	ended func(result string, err error)
+}
+
+func (s *stage) enter(ctx context.Context, t rdma.Trace, r rdma.Request) {
+	if t.Begin != nil {
+		s.ended = t.Begin(ctx, r)
+	}
+}
+
+func (s *stage) leave(result string, err error) {
+	if s.ended != nil {
+		s.ended(result, err)
+		s.ended = nil
+	}
 }
 
 // holdID is what the scheduler knows the hold of a request as; its fetch has the id itself.
@@ -294,16 +355,25 @@ func (h *Held) holdID() string { return "hold of " + h.id }
 
 // Hold starts to renew the lease of params: the first heartbeat leaves as soon as the owner is connected, then one every
 // sixth of the lease's duration. Errors: lease.ErrInvalid for params that cannot be used, ErrDraining after Drain, ErrClosed.
+//
+// With Lease.Bidirectional, params of Held.Publish are taken as well: nothing renews those, and the time in which their blocks
+// have to be fetched runs from the Hold at the latest.
 func (n *Node) Hold(params *lease.Params) (*Held, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.draining && !n.isClosed() {
-		return nil, fmt.Errorf("hold: %w", ErrDraining)
-	}
-	return n.hold(params)
+	return n.HoldContext(context.Background(), params)
 }
 
-func (n *Node) hold(params *lease.Params) (*Held, error) {
+// HoldContext is Hold under ctx as Config.Trace sees it: a span of the hold is a child of the span in ctx. The end of ctx
+// ends no hold.
+func (n *Node) HoldContext(ctx context.Context, params *lease.Params) (*Held, error) {
+	return n.hold(ctx, params, rdma.Holding, false)
+}
+
+func (n *Node) hold(ctx context.Context, params *lease.Params, stage rdma.Stage, draining bool) (*Held, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.draining && !draining && !n.isClosed() {
+		return nil, fmt.Errorf("hold: %w", ErrDraining)
+	}
 	if n.isClosed() {
 		return nil, ErrClosed
 	}
@@ -311,11 +381,12 @@ func (n *Node) hold(params *lease.Params) (*Held, error) {
 		return nil, fmt.Errorf("hold: %w: no kv_transfer_params", lease.ErrInvalid)
 	}
 	n.next++
-	h := &Held{node: n, id: "r" + strconv.FormatUint(n.next, 10), params: *params, result: make(chan error, 1), settled: make(chan struct{})}
-	if err := n.sched.Hold(time.Now(), h.holdID(), &h.params); err != nil {
+	h := &Held{node: n, id: fmt.Sprintf("r%d-%s", n.next, n.tag), params: *params, since: time.Now(), result: make(chan error, 1), settled: make(chan struct{})}
+	if err := n.sched.Hold(h.since, h.holdID(), &h.params); err != nil {
 		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, err)
 	}
 	n.reads[h.id] = h
+	h.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: stage, Peer: params.RemoteEngineID})
 	n.poke()
 	return h, nil
 }
@@ -325,7 +396,8 @@ func (n *Node) hold(params *lease.Params) (*Held, error) {
 // refused with ErrBusy until the READ, which could not be stopped, is over.
 //
 // Errors: lease.ErrLapsed, lease.ErrUnverifiable, lease.ErrHandshake, lease.ErrTransfer, lease.ErrPeerLost,
-// lease.ErrTimeout, the context's: the request is over, and the owner is told so if it can be reached. ErrBusy for a local
+// lease.ErrTimeout, lease.ErrExpired for a decoder's blocks that will be gone too soon to be proved in time, the context's: the
+// request is over, and the owner is told so if it can be reached. ErrBusy for a local
 // block in use, lease.ErrInvalid for blocks that cannot be: nothing was done, and the lease is held on.
 func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	n := h.node
@@ -350,14 +422,16 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 		return fail(err)
 	}
 	now := time.Now()
-	err := n.sched.OnNewRequest(now, h.id, &h.params)
+	err := n.sched.OnNewRequest(h.since, h.id, &h.params)
 	if err == nil {
-		if err = n.sched.OnBlocksAllocated(now, h.id, &h.params, [][]int{blocks}); err != nil {
-			n.finished(h) // the hold goes on, so nobody is released
-		}
+		// The hold ends first: a fetch that is refused at once lets go of the owner only where it is the last to need it.
+		err = n.sched.Unhold(now, h.holdID(), false)
 	}
 	if err == nil {
-		err = n.sched.Unhold(now, h.holdID(), false)
+		if err = n.sched.OnBlocksAllocated(now, h.id, &h.params, [][]int{blocks}); err != nil {
+			err = errors.Join(err, n.sched.Hold(now, h.holdID(), &h.params))
+			n.finished(h)
+		}
 	}
 	if err != nil {
 		n.unclaim(blocks)
@@ -365,6 +439,8 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 		return fail(err)
 	}
 	h.blocks = append([]int{}, blocks...)
+	h.leave("fetch", nil)
+	h.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: rdma.Fetching, Peer: h.params.RemoteEngineID, Blocks: len(blocks)})
 	n.mu.Unlock()
 	n.poke()
 
@@ -381,7 +457,56 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	return h.abandon(fail, context.Cause(ctx))
 }
 
-// Settled is closed when the blocks of a Fetch that matched ErrQuarantined are the caller's again.
+// Publish ends the turn of a request that was fetched: it pins blocks, which hold tokens tokens of the conversation, for
+// whoever continues it, and returns once that can be verified. The params are those of a decoder (do_remote_decode): a router
+// brings them with the next turn to the prefill side, which fetches the blocks as any others. They are kept for
+// Lease.DecoderTTL, and no heartbeat renews them. What was fetched with such params is published as by Node.Publish, under a
+// lease that readers renew. Only a node with Lease.Bidirectional publishes turns.
+//
+// Errors: lease.ErrInvalid if the request was not fetched, or published or closed since, and as those of Node.Publish.
+func (h *Held) Publish(ctx context.Context, blocks []int, tokens int) (*Publication, error) {
+	n := h.node
+	fail := func(err error) (*Publication, error) {
+		return nil, fmt.Errorf("publish request %q for its next turn: %w", h.params.RemoteRequestID, err)
+	}
+	n.mu.Lock()
+	switch {
+	case n.isClosed():
+		n.mu.Unlock()
+		return fail(ErrClosed)
+	case n.kept[h.id] != h:
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: it was not fetched by a node with Lease.Bidirectional, or published or closed since", lease.ErrInvalid))
+	case n.draining:
+		n.mu.Unlock()
+		return fail(ErrDraining)
+	case len(blocks) == 0:
+		n.mu.Unlock()
+		return fail(fmt.Errorf("%w: no blocks", lease.ErrInvalid))
+	}
+	err := n.claim("a turn of request "+strconv.Quote(h.params.RemoteRequestID), blocks)
+	if err != nil {
+		n.mu.Unlock()
+		return fail(err)
+	}
+	params, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, [][]int{blocks}, tokens)
+	if err != nil {
+		n.unclaim(blocks)
+		n.mu.Unlock()
+		return fail(err)
+	}
+	delete(n.kept, h.id)
+	p := &Publication{node: n, id: h.id, blocks: slices.Clone(blocks), params: *params, done: make(chan struct{})}
+	n.owned[h.id] = p
+	p.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: rdma.Publishing, Blocks: len(blocks)})
+	n.mu.Unlock()
+	if err := n.wholeStep(ctx); err != nil {
+		return fail(errors.Join(err, p.Revoke()))
+	}
+	return p, nil
+}
+
+// Settled is closed when the blocks of a Fetch that matched ErrQuarantined are the caller's again, or gone with the Node.
 func (h *Held) Settled() <-chan struct{} { return h.settled }
 
 // abandon gives a fetch up whose context ended. The owner is told as soon as no READ is active.
@@ -396,6 +521,7 @@ func (h *Held) abandon(fail func(error) error, cause error) error {
 		return nil
 	}
 	delete(n.reads, h.id)
+	h.leave(lease.CauseAborted.String(), cause)
 	_, delayed, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
 	if err != nil || !delayed {
 		n.wipe(h.blocks)
@@ -407,7 +533,7 @@ func (h *Held) abandon(fail func(error) error, cause error) error {
 	n.mu.Unlock()
 	for range 2 { // mostly there is no READ yet, and the next step says so
 		n.mu.Lock()
-		stepped, stopped := n.stepped, n.stopped
+		stepped, stopped := n.nextStep(), n.stopped
 		n.mu.Unlock()
 		n.poke()
 		select {
@@ -441,8 +567,16 @@ func (h *Held) Release(ctx context.Context) error {
 }
 
 // Close ends the hold without telling the owner: somebody else renews the lease, or it runs out. A second Close, or one
-// after Fetch or Release, does nothing.
+// after Fetch or Release, does nothing, but for the end of a Held that is open for Publish.
 func (h *Held) Close() error {
+	n := h.node
+	n.mu.Lock()
+	if n.kept[h.id] == h {
+		delete(n.kept, h.id)
+		n.finished(h)
+		n.poke()
+	}
+	n.mu.Unlock()
 	if err := h.unhold(false); !errors.Is(err, lease.ErrInvalid) {
 		return err
 	}
@@ -460,6 +594,11 @@ func (h *Held) unhold(release bool) error {
 		return fmt.Errorf("release request %q: %w: it was fetched, released or closed before", h.params.RemoteRequestID, lease.ErrInvalid)
 	}
 	delete(n.reads, h.id)
+	if release {
+		h.leave("release", nil)
+	} else {
+		h.leave("close", nil)
+	}
 	n.poke()
 	return n.sched.Unhold(time.Now(), h.holdID(), release)
 }
@@ -467,13 +606,13 @@ func (h *Held) unhold(release bool) error {
 // finished lets the scheduler forget a fetch that has ended.
 func (n *Node) finished(h *Held) {
 	if _, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, nil, 0); err != nil {
-		n.log.Error("finish a fetch", "request", h.params.RemoteRequestID, "error", err)
+		n.log.Error("finish a fetch", "request", h.id, "remote_request", h.params.RemoteRequestID, "error", err)
 	}
 }
 
 // Fetch is Hold and Held.Fetch in one: for a request that does not queue.
 func (n *Node) Fetch(ctx context.Context, params *lease.Params, blocks []int) error {
-	h, err := n.Hold(params)
+	h, err := n.hold(ctx, params, rdma.Fetching, false)
 	if err != nil {
 		return err
 	}
@@ -483,9 +622,7 @@ func (n *Node) Fetch(ctx context.Context, params *lease.Params, blocks []int) er
 
 // Release is Hold and Held.Release in one. A draining node releases, too.
 func (n *Node) Release(ctx context.Context, params *lease.Params) error {
-	n.mu.Lock()
-	h, err := n.hold(params)
-	n.mu.Unlock()
+	h, err := n.hold(ctx, params, rdma.Holding, true)
 	if err != nil {
 		return err
 	}
@@ -499,6 +636,10 @@ func (n *Node) Run(ctx context.Context) error {
 		n.mu.Unlock()
 		return errors.New("node: Run is running already")
 	}
+	if n.isClosed() { // before this goroutine came to run: a step would only log that the worker is closed
+		n.mu.Unlock()
+		return nil
+	}
 	n.running = true
 	n.stopped = make(chan struct{})
 	n.mu.Unlock()
@@ -511,23 +652,19 @@ func (n *Node) Run(ctx context.Context) error {
 	timer := time.NewTimer(n.cfg.Idle)
 	defer timer.Stop()
 	last := time.Now()
-	moved := last // when a request last got on
 	for {
 		now := time.Now()
 		n.mu.Lock()
 		n.longest = max(n.longest, now.Sub(last))
 		n.mu.Unlock()
 		last = now
-		busy, progress, err := n.step(now)
-		if err != nil {
+		if err := n.step(now); err != nil {
 			if errors.Is(err, ErrClosed) {
 				return nil
 			}
 			n.log.Error("step", "error", err)
 		}
-		if progress {
-			moved = now
-		}
+		busy, moved := n.worker.Busy()
 		pause := n.cfg.Idle
 		if busy {
 			pause = min(pause, busyPause(now.Sub(moved)))
@@ -571,7 +708,7 @@ func (n *Node) Drain(ctx context.Context) ([]Left, error) {
 			n.mu.Unlock()
 			return nil, fmt.Errorf("drain: %w", ErrClosed)
 		}
-		none, stepped := len(n.owned)+len(n.reads)+len(n.settling) == 0, n.stepped
+		none, stepped := len(n.owned)+len(n.reads)+len(n.kept)+len(n.settling) == 0, n.nextStep()
 		n.mu.Unlock()
 		if none {
 			return nil, nil
@@ -605,6 +742,7 @@ const (
 	LeftPublished   LeftReason = "published, and neither read to the end nor expired"
 	LeftHeld        LeftReason = "held, and neither fetched nor released nor closed"
 	LeftFetching    LeftReason = "being fetched"
+	LeftFetched     LeftReason = "fetched, and neither published for its next turn nor closed"
 	LeftQuarantined LeftReason = "fetch given up, but its READ is active and may write the blocks"
 )
 
@@ -626,34 +764,35 @@ func (n *Node) left() (out []Left) {
 		}
 		return LeftFetching
 	})
+	add(n.kept, func(*Held) LeftReason { return LeftFetched })
 	add(n.settling, func(*Held) LeftReason { return LeftQuarantined })
 	slices.SortFunc(out, func(a, b Left) int { return cmp.Or(cmp.Compare(a.Request, b.Request), cmp.Compare(a.Engine, b.Engine)) })
 	return out
 }
 
-// busyPause is the pause between steps while a READ or a handshake is under way and nothing has got on for a time: long
+// busyPause is the pause between steps while a READ or a handshake is under way and none has begun or ended for a time: long
 // enough to leave the core to the READ, short beside what it took so far. A peer that is stopped leaves one active for ever.
 func busyPause(waited time.Duration) time.Duration { return max(50*time.Microsecond, waited/64) }
 
-// step runs one step and hands out what it decided. busy reports whether the next one should come soon, progress whether a
-// request got on.
-func (n *Node) step(now time.Time) (busy, progress bool, err error) {
+// step runs one step and hands out what it decided.
+func (n *Node) step(now time.Time) error {
 	n.mu.Lock()
 	plan := n.sched.BuildPlan(now)
 	done := n.stepped
-	n.stepped = make(chan struct{})
+	n.stepped = nil
 	n.mu.Unlock()
 	res, err := n.worker.Step(now, plan)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	defer close(done)
+	if done != nil {
+		defer close(done)
+	}
 	out := n.sched.OnResults(now, []lease.Result{res})
 	for _, f := range out.Free {
 		if p := n.owned[f.Request]; p != nil {
 			delete(n.owned, f.Request)
 			n.unclaim(p.blocks)
-			p.reason = f.Reason
-			close(p.done)
+			p.end(f.Reason, nil)
 		}
 	}
 	for _, id := range out.Run {
@@ -671,8 +810,7 @@ func (n *Node) step(now time.Time) (busy, progress bool, err error) {
 			close(h.settled)
 		}
 	}
-	progress = !plan.Empty() || len(res.Sent)+len(res.Received)+len(res.Failed)+len(res.Settled)+len(res.Released)+len(res.Connected) > 0
-	return n.worker.Busy(), progress, err
+	return err
 }
 
 // verdict ends a fetch. Bytes that were not proved to be the request's do not stay behind.
@@ -682,12 +820,17 @@ func (n *Node) verdict(id string, err error, quarantined bool) {
 		return
 	}
 	delete(n.reads, id)
+	h.leave(lease.CauseOf(err).String(), err)
 	if quarantined {
 		n.settling[id] = h
 		h.result <- errors.Join(err, ErrQuarantined)
 		return
 	}
-	n.finished(h)
+	if err == nil && n.cfg.Lease.Bidirectional {
+		n.kept[id] = h
+	} else {
+		n.finished(h)
+	}
 	if err != nil {
 		n.wipe(h.blocks)
 	}
@@ -705,47 +848,53 @@ func (n *Node) wipe(blocks []int) {
 
 // claim marks blocks as used by who, all or none.
 func (n *Node) claim(who string, blocks []int) error {
-	seen := make(map[int]bool, len(blocks))
-	for _, b := range blocks {
-		if b < 0 || b >= n.cfg.Blocks {
-			return fmt.Errorf("%w: block id %d is not in 0…%d", lease.ErrInvalid, b, n.cfg.Blocks-1)
+	for i, b := range blocks {
+		var err error
+		switch {
+		case b < 0 || b >= n.cfg.Blocks:
+			err = fmt.Errorf("%w: block id %d is not in 0…%d", lease.ErrInvalid, b, n.cfg.Blocks-1)
+		case n.used[b] != "" && slices.Contains(blocks[:i], b):
+			err = fmt.Errorf("%w: block %d twice", lease.ErrInvalid, b)
+		case n.used[b] != "":
+			err = fmt.Errorf("%w: block %d is held by %s", ErrBusy, b, n.used[b])
+		default:
+			n.used[b] = who
+			continue
 		}
-		if n.used[b] != "" {
-			return fmt.Errorf("%w: block %d is held by %s", ErrBusy, b, n.used[b])
-		}
-		if seen[b] {
-			return fmt.Errorf("%w: block %d twice", lease.ErrInvalid, b)
-		}
-		seen[b] = true
-	}
-	for _, b := range blocks {
-		n.used[b] = who
+		n.unclaim(blocks[:i])
+		return err
 	}
 	return nil
 }
 
 func (n *Node) unclaim(blocks []int) {
 	for _, b := range blocks {
-		delete(n.used, b)
+		n.used[b] = ""
 	}
+}
+
+// nextStep is closed after a step that has not begun. n.mu is held.
+func (n *Node) nextStep() <-chan struct{} {
+	if n.stepped == nil {
+		n.stepped = make(chan struct{})
+	}
+	return n.stepped
 }
 
 // wholeStep waits for a step that began after the call.
 func (n *Node) wholeStep(ctx context.Context) error {
-	for range 2 { // the step under way may have built its plan before
-		n.mu.Lock()
-		done := n.stepped
-		n.mu.Unlock()
-		n.poke()
-		select {
-		case <-done:
-		case <-n.closed:
-			return ErrClosed
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+	n.mu.Lock()
+	done := n.nextStep()
+	n.mu.Unlock()
+	n.poke()
+	select {
+	case <-done:
+		return nil
+	case <-n.closed:
+		return ErrClosed
+	case <-ctx.Done():
+		return context.Cause(ctx)
 	}
-	return nil
 }
 
 func (n *Node) isClosed() bool {
@@ -779,6 +928,35 @@ func (n *Node) Stats() Stats {
 	return Stats{Worker: n.worker.Stats(), Scheduler: n.sched.Stats(), SideChannel: n.side.Stats(), LongestStep: n.longest}
 }
 
+// Lease is a lease that the node has given and that has not ended.
+type Lease struct {
+	lease.Life
+	Blocks int // that the request pins
+}
+
+// Leases lists the node's leases, in no order. It looks at them a few thousand at a time, so that many of them do not hold
+// up a step; one that begins or ends meanwhile is there or not.
+func (n *Node) Leases() []Lease {
+	const piece = 4096
+	var all []Lease
+	var lives []lease.Life
+	for from := 0; ; {
+		lives, from = n.worker.Lives(lives[:0], from, piece)
+		n.mu.Lock()
+		for _, l := range lives {
+			x := Lease{Life: l}
+			if p := n.owned[l.Request]; p != nil {
+				x.Blocks = len(p.blocks)
+			}
+			all = append(all, x)
+		}
+		n.mu.Unlock()
+		if from == 0 {
+			return all
+		}
+	}
+}
+
 // Close stops Run, ends the agent and unmaps the memory. Leases that are still held end with it: a reader that READs later
 // fails, and their publications are done, as aborted. Drain, before it, lets them come to their end. It is idempotent.
 func (n *Node) Close() error {
@@ -794,6 +972,11 @@ func (n *Node) Close() error {
 		<-stopped
 	}
 	var err error
+	if n.cfg.Etcd != nil { // first, so that nobody finds what is closed
+		ctx, cancel := context.WithTimeout(context.Background(), n.directoryTimeout())
+		err = n.cfg.Etcd.Withdraw(ctx, n.cfg.Engine, 0)
+		cancel()
+	}
 	if n.side != nil {
 		err = errors.Join(err, n.side.Close())
 	}
@@ -804,8 +987,14 @@ func (n *Node) Close() error {
 	defer n.mu.Unlock()
 	for id, p := range n.owned {
 		delete(n.owned, id)
-		p.reason = lease.ReasonAborted
-		close(p.done)
+		p.end(lease.ReasonAborted, ErrClosed)
+	}
+	for _, h := range n.reads {
+		h.leave(lease.CauseAborted.String(), ErrClosed)
+	}
+	for id, h := range n.settling {
+		delete(n.settling, id)
+		close(h.settled)
 	}
 	n.closeErr = err
 	return err

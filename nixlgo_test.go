@@ -3,6 +3,7 @@ package nixlgo_test
 import (
 	"bytes"
 	"context"
+	"log/slog"
 	"net"
 	"os"
 	"regexp"
@@ -246,11 +247,13 @@ func TestFetchEndsWithItsContext(t *testing.T) {
 }
 
 func TestEveryCallAfterCloseSaysSo(t *testing.T) {
-	n, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 2, BlockBytes: 64})
+	var log strings.Builder
+	n, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 2, BlockBytes: 64, Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	require.NoError(t, err)
 	require.NoError(t, n.Close())
 	require.NoError(t, n.Close())
 	require.NoError(t, n.Run(t.Context()))
+	require.NotContains(t, log.String(), "level=ERROR")
 	_, err = n.Publish(deadline(t), "req", []int{0}, 16)
 	require.ErrorIs(t, err, nixlgo.ErrClosed)
 	require.ErrorIs(t, err, net.ErrClosed)

@@ -316,3 +316,30 @@ func TestAnExpiryDoesNotReleaseAGroup(t *testing.T) {
 	require.Empty(t, e.step(at(49)).Free)
 	require.Len(t, e.step(at(50)).Free, 1)
 }
+
+// vllm-wire.md 9.11, A4.5: the prompt of the next turn is shorter than what the decoder offers.
+func TestAShorterPromptIsReadUpToItsEnd(t *testing.T) {
+	p := newEngine(t, 1, bidirectional)
+	back := with(offer("d1", 1, 2, 3, 4, 5), func(p *Params) {
+		p.DoRemotePrefill, p.DoRemoteDecode, p.RemoteEngineID, p.RemoteNumTokens = false, true, "D-engine", 80
+	})
+	requireRefused(t, p.ReadUpTo("r", 40), ErrUnknown)
+	require.NoError(t, p.OnNewRequest(t0, "r", back))
+	for _, tokens := range []int{-1, 0, 81, math.MaxInt} {
+		requireRefused(t, p.ReadUpTo("r", tokens), ErrInvalid)
+	}
+	require.NoError(t, p.ReadUpTo("r", 80))
+	require.NoError(t, p.ReadUpTo("r", 40))
+	require.NoError(t, p.OnBlocksAllocated(t0, "r", back, [][]int{{7, 8, 9}}))
+	requireRefused(t, p.ReadUpTo("r", 30), ErrUnknown)
+	require.NoError(t, p.Preempted(t0, "r"))
+	require.NoError(t, p.ReadUpTo("r", 48))
+	require.NoError(t, p.OnBlocksAllocated(t0, "r", back, [][]int{{7, 8, 9}}))
+	pull := p.BuildPlan(t0).Read[0]
+	require.Equal(t, 80, pull.RemoteTokens)
+	require.Equal(t, 48, pull.Tokens)
+
+	require.NoError(t, p.OnNewRequest(t0, "whole", with(back, func(p *Params) { p.RemoteRequestID = "d2" })))
+	require.NoError(t, p.Hold(t0, "held", with(offer("A", 1), func(p *Params) { p.RemoteEngineID = "another" })))
+	requireRefused(t, p.ReadUpTo("held", 1), ErrUnknown)
+}

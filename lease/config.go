@@ -69,6 +69,10 @@ type Config struct {
 	// RecomputeThreshold is kv_recompute_threshold: a readback of fewer tokens is
 	// not worth its while. 0 reads back any number.
 	RecomputeThreshold int
+	// EngineTTL is engine_ttl: an engine that nothing was read from, renewed at or
+	// told for so long, and for two heartbeat intervals, is forgotten, and connected
+	// to anew when it is used again. 0 keeps it until its connection fails.
+	EngineTTL time.Duration
 }
 
 // DefaultConfig has the defaults of the specification.
@@ -80,6 +84,7 @@ func DefaultConfig() Config {
 		MaxNotification: DefaultMaxNotification,
 
 		RecomputeThreshold: 64,
+		EngineTTL:          time.Hour,
 	}
 }
 
@@ -111,6 +116,7 @@ func (c Config) Validate() error {
 		{keyDuration, c.Duration, time.Millisecond, MaxTTL},
 		{keyDecoderTTL, c.DecoderTTL, time.Millisecond, MaxTTL},
 		{keyMaxLife, c.MaxLife, 0, math.MaxInt64},
+		{keyEngineTTL, c.EngineTTL, 0, MaxTTL},
 	} {
 		if d.value < d.min || d.value > d.max {
 			return invalid("config", "", "%s is %v, must be %v to %v", d.key, d.value, d.min, d.max)
@@ -153,10 +159,11 @@ const (
 	keyPolicy          = "kv_load_failure_policy"
 	keyBidirectional   = "bidirectional_kv_xfer"
 	keyThreshold       = "kv_recompute_threshold"
+	keyEngineTTL       = "engine_ttl"
 	keyExtra           = "kv_connector_extra_config"
 )
 
-var configKeys = []string{keyDuration, keyDecoderTTL, keyVerification, keySlots, keyMaxNotification, keyMaxLife, keyPolicy, keyBidirectional, keyThreshold}
+var configKeys = []string{keyDuration, keyDecoderTTL, keyVerification, keySlots, keyMaxNotification, keyMaxLife, keyPolicy, keyBidirectional, keyThreshold, keyEngineTTL}
 
 // ParseConfig reads kv_connector_extra_config, or a whole --kv-transfer-config
 // that holds one; what is absent or null keeps its default. Durations are whole
@@ -213,6 +220,10 @@ func (c *Config) set(object map[string]json.RawMessage) error {
 			c.DecoderTTL, err = seconds(k, v)
 		case keyMaxLife:
 			c.MaxLife, err = seconds(k, v)
+		case keyEngineTTL:
+			var n int
+			n, err = integer(k, v, 0, int(MaxTTL/time.Second))
+			c.EngineTTL = time.Duration(n) * time.Second
 		case keyVerification:
 			c.Verification, err = boolean(k, v)
 		case keyBidirectional:

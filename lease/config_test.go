@@ -45,7 +45,7 @@ func TestIntervalAndExtensionAreDerivedFromTheDuration(t *testing.T) {
 
 func TestParseConfigReadsEveryKey(t *testing.T) {
 	c, err := ParseConfig([]byte(`{
-		"kv_connector": "NixlConnector", "kv_role": "kv_producer", "engine_ttl": 3600.0, "num_threads": 4,
+		"kv_connector": "NixlConnector", "kv_role": "kv_producer", "engine_ttl": 600.0, "num_threads": 4,
 		"kv_load_failure_policy": "recompute",
 		"kv_connector_extra_config": {
 			"kv_lease_duration": 60, "decoder_kv_blocks_ttl": "120", "kv_lease_verification": false, "kv_lease_slots": 512.0,
@@ -53,8 +53,11 @@ func TestParseConfigReadsEveryKey(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, Config{
 		Duration: time.Minute, DecoderTTL: 2 * time.Minute, Verification: false, Slots: 512, MaxNotification: 256,
-		MaxLife: time.Hour, FailurePolicy: Recompute, Bidirectional: true,
+		MaxLife: time.Hour, FailurePolicy: Recompute, Bidirectional: true, EngineTTL: 10 * time.Minute,
 	}, c)
+	c, err = ParseConfig([]byte(`{"engine_ttl": 0}`))
+	require.NoError(t, err)
+	require.Zero(t, c.EngineTTL)
 }
 
 // The opposite of verification must not be confused with its absence.
@@ -82,6 +85,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"policy as number", `{"kv_load_failure_policy": 1}`, "recompute"},
 		{"tiny notifications", `{"kv_lease_max_notification": 8}`, "of 64 to"},
 		{"life shorter than the lease", `{"kv_lease_max_life": 10}`, "kv_lease_max_life"},
+		{"negative time to live", `{"engine_ttl": -1}`, "engine_ttl is -1"},
 		{"misspelt", `{"kv_lease_druation": 60}`, `"kv_lease_duration"`},
 		{"misspelt far", `{"decoder_kv_block_ttl": 60}`, `"decoder_kv_blocks_ttl"`},
 		{"looks like ours", `{"kv_lease_time": 60}`, "kv_lease_"},
@@ -113,6 +117,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		keyMaxNotification: func(c *Config) { c.MaxNotification = 3 },
 		keyThreshold:       func(c *Config) { c.RecomputeThreshold = -1 },
 		keyPolicy:          func(c *Config) { c.FailurePolicy = 9 },
+		keyEngineTTL:       func(c *Config) { c.EngineTTL = -1 },
 	} {
 		c := DefaultConfig()
 		change(&c)

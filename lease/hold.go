@@ -7,11 +7,12 @@ import "time"
 // heartbeated like that of a queued request until Unhold. id is a name of the
 // caller's choice, in one space with the request ids: one that is held or in use
 // by a fetch is ErrBusy. RequestFinished of id ends the hold as well, and
-// releases it.
+// releases it. What a decoder offers for the next turn is held, too, by a
+// scheduler that is Bidirectional: nothing renews it, but Unhold can release it.
 func (s *Scheduler) Hold(now time.Time, id string, p *Params) error {
 	const op = "hold"
 	s.start(now)
-	if p == nil || !p.DoRemotePrefill {
+	if _, read := s.role(p); !read {
 		return invalid(op, id, "only a lease offered with do_remote_prefill is renewed by heartbeats")
 	}
 	if err := s.validate(op, id, p, false, true); err != nil {
@@ -35,6 +36,26 @@ func (s *Scheduler) Unhold(now time.Time, id string, release bool) error {
 	}
 	f.gone = true
 	s.conclude(f, release)
+	return nil
+}
+
+// ReadUpTo says where the prompt of a queued request ends, in tokens, for a
+// request of which the owner offers more: a decoder's blocks of a prompt that
+// was cut since, or a shorter prompt. Block lists are paired from their ends, so
+// without it the blocks to be filled would get the end of what is offered. Call
+// it between OnNewRequest and OnBlocksAllocated, whose blocks reach to that
+// token; computed + RemoteTokens is never more than that. More than are offered is
+// ErrInvalid, a request that is not waiting to be read ErrUnknown.
+func (s *Scheduler) ReadUpTo(id string, tokens int) error {
+	const op = "read up to"
+	f := s.fetches[id]
+	switch {
+	case f == nil || f.held || f.phase != fetchWaiting:
+		return &Error{Op: op, Request: id, Detail: "is not waiting to be read", Err: ErrUnknown}
+	case tokens < 1 || tokens > f.offered:
+		return invalid(op, id, "%d tokens, and remote_num_tokens is %d", tokens, f.offered)
+	}
+	f.tokens = tokens
 	return nil
 }
 

@@ -135,8 +135,18 @@ func (s *Scheduler) finish(now time.Time, l *life, st Status, blocks [][]int, to
 // hold keeps the engine from its blocks until Outcome.Free.
 func (s *Scheduler) hold(l *life) {
 	l.holds = true
-	s.stats.PinnedBlocks += int64(countBlocks(l.blocks))
-	s.stats.PinnedTokens += int64(l.tokens)
+	s.countPinned(l, 1)
+}
+
+// countPinned adds the blocks of a life to those that are pinned, or with -1 takes them away.
+func (s *Scheduler) countPinned(l *life, sign int64) {
+	s.stats.PinnedBlocks += sign * int64(countBlocks(l.blocks))
+	s.stats.PinnedTokens += sign * int64(l.tokens)
+	for g, size := range s.cfg.BlockBytes {
+		if g < len(l.blocks) {
+			s.stats.PinnedBytes += sign * size * int64(len(l.blocks[g]))
+		}
+	}
 }
 
 // params is what a reader needs, built from the block table at finish: blocks
@@ -218,8 +228,7 @@ func (s *Scheduler) end(l *life) {
 	if l.holds {
 		s.outcome.Free = append(s.outcome.Free, Freed{l.request, l.nonce, l.blocks, l.reason})
 		l.holds = false
-		s.stats.PinnedBlocks -= int64(countBlocks(l.blocks))
-		s.stats.PinnedTokens -= int64(l.tokens)
+		s.countPinned(l, -1)
 	}
 	if l.missing > 0 && l.admitted {
 		return // only by a fault

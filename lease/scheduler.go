@@ -23,6 +23,9 @@ type SchedulerConfig struct {
 	// leaves them unchecked, and then Config.Slots must be set. MaxSeqs is
 	// max_num_seqs.
 	Blocks, MaxSeqs int
+	// BlockBytes is the size of one KV block of each transfer group, on all ranks
+	// together. It is for SchedulerStats.PinnedBytes alone; nil leaves that at 0.
+	BlockBytes []int64
 	// Epoch is the zero of the clock of remote_blocks_expiry_time, the same that
 	// the side channel tells readers. The zero Epoch is the time of the first call.
 	Epoch time.Time
@@ -52,8 +55,10 @@ type SchedulerStats struct {
 	// Owner.
 	Running, Pinned int64 // lives now: before and after their request finished
 	FreeSlots       int64
+	UsedSlots       int64 // lent, and not back yet
 	PinnedBlocks    int64 // blocks that the engine may not reuse before Outcome.Free
 	PinnedTokens    int64 // that those of them that were exported hold
+	PinnedBytes     int64 // of those blocks, if SchedulerConfig.BlockBytes is set
 	Admitted        int64
 	NoSlot          int64 // admitted without a slot: verifying readers decline them
 	Exported        int64
@@ -394,8 +399,9 @@ func (s *Scheduler) OnResults(now time.Time, rs []Result) Outcome {
 // Stats is a snapshot of the counters.
 func (s *Scheduler) Stats() SchedulerStats {
 	st := s.stats
-	st.FreeSlots = int64(s.Slots() - s.unused + len(s.freeSlots))
-	st.Tracked, st.Peers = s.peers.tracked, int64(len(s.peers.order))
+	st.UsedSlots = int64(s.unused - len(s.freeSlots))
+	st.FreeSlots = int64(s.Slots()) - st.UsedSlots
+	st.Tracked, st.Peers = s.peers.tracked, int64(len(s.peers.byEngine))
 	return st
 }
 

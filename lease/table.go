@@ -57,6 +57,10 @@ type TableStats struct {
 	DroppedGrants          int64 // for lives that had ended
 	DroppedAborts          int64 // for lives that had ended
 	MalformedNotifications int64
+
+	// Of the lives that were granted, in seconds; LeaseSeconds has the bounds.
+	Held   [reasonEnd]Histogram // from grant to end, by Reason
+	Margin Histogram            // what the deadline of those that were read had left then, at least 0
 }
 
 // Table is the owner's side of one rank: which lives there are, until when, and
@@ -715,6 +719,7 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 	if c.granted {
 		t.granted--
 		age, left = at-c.since, t.hot[i].deadline-at
+		t.measure(reason, time.Duration(age), time.Duration(left))
 	}
 	if injected != 0 {
 		t.faults.remember(t, at, i)
@@ -724,6 +729,14 @@ func (t *Table) end(at int64, i int32, reason Reason) {
 	t.tidy()
 	if f := t.trace.Ended; f != nil {
 		f(e, time.Duration(age), time.Duration(left))
+	}
+}
+
+// measure takes a granted life that ended into the histograms.
+func (t *Table) measure(reason Reason, age, left time.Duration) {
+	t.stats.Held[reason].Observe(age.Seconds(), leaseSeconds[:])
+	if reason == ReasonRead {
+		t.stats.Margin.Observe(max(left, 0).Seconds(), leaseSeconds[:])
 	}
 }
 

@@ -1018,8 +1018,8 @@ func (w *world) settle() {
 		if len(d.traced.open) != 0 {
 			violate("P4", "%s is left with fetches that started and did not end: %v", d.name, d.traced.open)
 		}
-		if len(d.free) != simLocal || len(d.sched.fetches) != 0 || len(d.sched.peers.order) != 0 {
-			violate("P4", "%s is left with free blocks %v, %d fetches, %d peers", d.name, d.free, len(d.sched.fetches), len(d.sched.peers.order))
+		if len(d.free) != simLocal || len(d.sched.fetches) != 0 || len(d.sched.peers.byEngine) != 0 {
+			violate("P4", "%s is left with free blocks %v, %d fetches, %d peers", d.name, d.free, len(d.sched.fetches), len(d.sched.peers.byEngine))
 		}
 		for _, r := range d.ranks {
 			if r.pulls.Len() != 0 || len(r.pulls.posted) != 0 {

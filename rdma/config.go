@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"bytes"
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
@@ -33,9 +34,19 @@ type WorkerConfig struct {
 	Compatibility string
 	// AnyCompatibility reads from owners with another hash (vLLM's enforce_handshake_compat=false).
 	AnyCompatibility bool
+	// Key is shared by engines that are to deal with each other only: handshakes prove it both ways, and fail with ErrKey
+	// otherwise. It is at least 16 bytes that cannot be guessed; nil: everybody is taken at his word. vLLM has no such key.
+	// The side channel needs it as well, see SideChannel.RequireKey.
+	Key []byte
 	// HoldOnly renews and releases leases of owners of any layout and hash, on every rank of theirs, and reads nothing: pulls
 	// are refused as invalid.
 	HoldOnly bool
+
+	// Directory is asked for the metadata of other engines before their side channels are; nil: there is none. The side channel
+	// is asked for what is not listed, and when the directory does not answer in half of HandshakeTimeout. A connection made by
+	// a listing is made anew when that changes. A directory does not tell the owner's clock: a readback through one needs a
+	// lease to verify. The worker neither publishes nor withdraws anything; see Worker.Reply.
+	Directory Directory
 
 	HandshakeTimeout time.Duration // for one peer, all ranks; 0: 5 s
 	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
@@ -53,16 +64,6 @@ type WorkerConfig struct {
 
 	Trace  Trace
 	Logger *slog.Logger // nil: discards
-}
-
-// Trace holds hooks that Step calls on its own goroutine; nil hooks cost nothing. A hook that blocks holds up the step,
-// heartbeats included.
-type Trace struct {
-	// BeforeCheck is called before the slot READ of one owner rank is posted, with the number of slots in it. The block
-	// READs of their requests are done.
-	BeforeCheck func(engine string, rank, slots int)
-	// Connected is called when the handshake with an engine ended, err nil on success.
-	Connected func(engine string, took time.Duration, err error)
 }
 
 // withDefaults validates c and fills in the defaults.
@@ -84,6 +85,7 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 	c.KV.BlockTokens = cmp.Or(c.KV.BlockTokens, 16)
 	c.KV.PhysicalPerLogical = cmp.Or(c.KV.PhysicalPerLogical, 1)
 	c.KV.Regions = append([]Region(nil), c.KV.Regions...)
+	c.Key = bytes.Clone(c.Key)
 	c.Logger = logger(c.Logger)
 	if err := c.Lease.Validate(); err != nil {
 		return bad("%w", err)
@@ -93,6 +95,8 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 		return bad("Engine is empty")
 	case c.Rank < 0 || c.Rank >= c.TPSize:
 		return bad("Rank %d is not in 0…%d", c.Rank, c.TPSize-1)
+	case c.Key != nil && len(c.Key) < minKey:
+		return bad("Key is of %d bytes, want %d", len(c.Key), minKey)
 	case len(c.KV.Regions) == 0 || len(c.KV.Regions) > maxRegions:
 		return bad("KV has %d regions", len(c.KV.Regions))
 	case c.HandshakeTimeout < 0 || c.ReadTimeout < 0 || c.CheckPoll < 0:

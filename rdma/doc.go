@@ -26,7 +26,25 @@
 //	 ▲                        │ fails: back-off 0, 1, 2, 4 … 60 s                                        │
 //	 └────────────────────────┴──────────────────────────────── no READ of ours is active any more ─────┘
 //
-// An engine is known by its id. Its address may change; another engine at its address is refused.
+// An engine is known by its id. Its address may change; another engine at its address is refused. One that is not used for
+// lease.Config.EngineTTL is forgotten, with its connection, its lists and its metadata, and connected to anew by the next use.
+//
+// What is only told something (a heartbeat for a lease that is held, the release of one) need not fit: an engine whose KV cache
+// or compatibility hash rules out a READ is connected to for notifications, on every rank.
+//
+// # Discovery
+//
+// A reader learns an owner's metadata from its side channel, at the host and port in kv_transfer_params, or from a Directory
+// that the owner's ranks are published in (WorkerConfig.Directory; package rdma/etcd has one). The directory is asked first; the
+// side channel where it has no entry, or does not answer. Both answers are the same bytes and pass the same checks, and an
+// entry that fails them is an error, not a reason to ask elsewhere. While connected, the worker watches the engine's entries:
+// when their content changes, also without having been deleted, the engine was started anew, and is connected to anew before
+// it is used again, once the READs under way have ended. An entry that goes away ends nothing. Handshakes and watches run
+// beside the steps, so a directory that is down delays the engines that are not connected, and those by half of
+// HandshakeTimeout.
+//
+// A directory tells no clock. A decoder's offer for the next turn that carries a lease is verified as any other; one without
+// is refused, since its deadline cannot be placed.
 //
 // # Memory
 //
@@ -49,6 +67,31 @@
 // Splitting heads needs a layout with the heads of a block one behind the other (LBHNC, BLHNC, BHLNC); cutting blocks needs
 // one region per layer (LBHNC, LBNHC). Pipeline and context parallelism and Mamba state are refused, as is everything else
 // that cannot be paired exactly, by an error that names the field and both values.
+//
+// # Logs
+//
+// The keys of the log lines, of this package and of nixlgo.Node:
+//
+//	engine          this engine's id
+//	rank            own tensor-parallel rank
+//	peer            who it is about: the id of another engine; the NIXL agent that sent a notification; the address that calls
+//	                at the side channel
+//	peer_rank       a rank of that engine
+//	agent           its NIXL agent
+//	host, port      its side channel
+//	address         of the own side channel
+//	request         this engine's id of a request
+//	remote_request  the owner's id of it
+//	cause           why, in a word: a HandshakeCause
+//	failures        in a row
+//	took, idle      durations
+//	suppressed      how many lines this one stands for, itself included
+//	error           what failed, and what to do
+//
+// What peers can cause at will is a warning each ten seconds for each kind and peer, with suppressed in place of the rest:
+// notifications that cannot be read, connections that are no handshake, handshakes that fail, peers that are lost, leases
+// that cannot be released. Peers that make up names share a line from the 65th on. Nothing is logged for a request that went
+// well.
 //
 // # Costs
 //
@@ -74,6 +117,8 @@
 //
 // # Trust
 //
-// Nothing authenticates the side channel, and whoever has an agent's metadata can read its registered memory. Keep both on
-// a private network.
+// Whoever has an agent's metadata can read its registered memory. The side channel binds to the loopback interface unless told
+// otherwise, and gives metadata to everybody who asks, as vLLM's does; so does a directory. With WorkerConfig.Key and
+// SideChannel.RequireKey, which vLLM knows nothing of, only those get it who prove that they have the same key, and only what
+// proves it is taken. It travels in the clear either way: keep side channel, directory and transport on a private network.
 package rdma

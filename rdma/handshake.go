@@ -2,13 +2,16 @@ package rdma
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/hmac"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/tinylib/msgp/msgp"
@@ -71,11 +74,25 @@ func parseAsk(b []byte) (rankID, error) {
 }
 
 // appendReply encodes vLLM's NixlHandshakePayload. The metadata is nested as bytes so that a reader can report another
-// hash before it meets keys that it does not know.
-func appendReply(b []byte, hash string, m *Metadata) []byte {
-	b = msgp.AppendMapHeader(b, 2)
+// hash before it meets keys that it does not know. With a key, which vLLM has none of, it carries a proof of that.
+func appendReply(b []byte, hash string, m *Metadata, rank rankID, key []byte) []byte {
+	n, meta := uint32(2), appendMetadata(nil, m)
+	if key != nil {
+		n++
+	}
+	b = msgp.AppendMapHeader(b, n)
 	b = msgp.AppendString(msgp.AppendString(b, "compatibility_hash"), hash)
-	return msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), appendMetadata(nil, m))
+	b = msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), meta)
+	if key != nil {
+		b = msgp.AppendBytes(msgp.AppendString(b, keyProof), proof(key, "owner", rank.bytes(), []byte(hash), meta))
+	}
+	return b
+}
+
+// expected is what a reader asks of a reply; the zero value takes any.
+type expected struct {
+	hash string // another one is refused before the metadata is decoded
+	key  []byte // a reply without its proof is refused before all else
 }
 
 // Reply is an owner rank's answer to a handshake request.
@@ -90,24 +107,38 @@ type Reply struct {
 	sent, received time.Time
 }
 
-// parseReply decodes the two frames of a reply. want is the reader's own hash: another one is refused before the
-// metadata is decoded; an empty want takes any.
-func parseReply(frames [][]byte, want string) (*Reply, error) {
+// parseReply decodes the two frames of a rank's reply.
+func parseReply(frames [][]byte, rank rankID, want expected) (*Reply, error) {
+	if len(frames) == 1 && string(frames[0]) == refused {
+		return nil, fmt.Errorf("%w: the owner has another one than this engine", ErrKey)
+	}
 	if len(frames) != 2 {
 		return nil, fmt.Errorf("%w: reply of %d frames, want 2", ErrWire, len(frames))
 	}
-	r := &Reply{}
-	var err error
-	if r.Clock, err = parseClock(frames[1]); err != nil {
+	clock, err := parseClock(frames[1])
+	if err != nil {
 		return nil, fmt.Errorf("%w: clock frame: %w", ErrWire, err)
 	}
-	var meta []byte
-	err = parseMap(frames[0], func(key string, b []byte) (rest []byte, err error) {
+	r, err := parsePayload(frames[0], rank, want)
+	if err != nil {
+		return nil, err
+	}
+	r.Clock = clock
+	return r, nil
+}
+
+// parsePayload decodes what Worker.Reply encodes, as parseReply does.
+func parsePayload(payload []byte, rank rankID, want expected) (*Reply, error) {
+	r := &Reply{}
+	var meta, mac []byte
+	err := parseMap(payload, func(key string, b []byte) (rest []byte, err error) {
 		switch key {
 		case "compatibility_hash":
 			r.Hash, rest, err = msgp.ReadStringBytes(b)
 		case "agent_metadata_bytes":
 			meta, rest, err = readBin(b)
+		case keyProof:
+			mac, rest, err = readBin(b)
 		default:
 			return msgp.Skip(b)
 		}
@@ -119,11 +150,13 @@ func parseReply(frames [][]byte, want string) (*Reply, error) {
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("%w: reply: %w", ErrWire, err)
+	case want.key != nil && !hmac.Equal(mac, proof(want.key, "owner", rank.bytes(), []byte(r.Hash), meta)):
+		return nil, fmt.Errorf("%w: what the owner answers is not proved by ours", ErrKey)
 	case r.Hash == "" || meta == nil:
 		return nil, fmt.Errorf("%w: reply: compatibility_hash or agent_metadata_bytes is missing", ErrWire)
-	case want != "" && r.Hash != want:
+	case want.hash != "" && r.Hash != want.hash:
 		return nil, fmt.Errorf("%w of the owner is %s, ours is %s: model, dtype, attention backend or version differ "+
-			"(or set the hash of the peer, or turn the check off)", ErrCompatibility, r.Hash, want)
+			"(or set the hash of the peer, or turn the check off)", ErrCompatibility, r.Hash, want.hash)
 	}
 	r.Metadata, err = parseMetadata(meta)
 	return r, err
@@ -154,17 +187,20 @@ type SideChannel struct {
 	listener net.Listener
 	cancel   context.CancelFunc
 	done     chan struct{}
-	log      *slog.Logger
+	quiet    *quiet
 
 	mu      sync.Mutex
+	gate    *gate // nil: everybody is answered
 	replies map[rankID][]byte
 	asked   int64
 	bad     int64
 }
 
-// ListenSideChannel opens the side channel of an engine on host:port; port 0 takes a free one. Nothing authenticates a
-// reader, and who has the metadata can read the registered memory: bind it to a private network. A nil logger discards.
+// ListenSideChannel opens the side channel of an engine on host:port; an empty host is 127.0.0.1, and port 0 takes a free
+// one. Without RequireKey nothing authenticates a reader, and who has the metadata can read the registered memory: bind it to
+// a private network. A nil logger discards.
 func ListenSideChannel(host string, port int, log *slog.Logger) (*SideChannel, error) {
+	host = cmp.Or(host, "127.0.0.1")
 	if port < 0 || port > 65535 {
 		return nil, fmt.Errorf("side channel: port %d is not in 0…65535", port)
 	}
@@ -174,20 +210,29 @@ func ListenSideChannel(host string, port int, log *slog.Logger) (*SideChannel, e
 		return nil, fmt.Errorf("side channel: listen on %s (choose another port, or 0 for a free one): %w", addr, err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	s := &SideChannel{listener: l, cancel: cancel, done: make(chan struct{}), log: logger(log), replies: map[rankID][]byte{}}
+	log = logger(log)
+	s := &SideChannel{listener: l, cancel: cancel, done: make(chan struct{}), quiet: newQuiet(log), replies: map[rankID][]byte{}}
 	server := &zmtp.Server{Handler: s.answer, OnError: func(from net.Addr, err error) {
 		s.mu.Lock()
 		s.bad++
 		s.mu.Unlock()
-		s.log.Debug("side channel: dropped a request", "from", from, "error", err)
+		s.quiet.Warn("side channel: dropped a request", hostOf(from), "error", err)
 	}}
 	go func() {
 		defer close(s.done)
 		if err := server.Serve(ctx, l); err != nil {
-			s.log.Error("side channel stopped: no new reader can connect", "address", addr, "error", err)
+			log.Error("side channel stopped: no new reader can connect", "address", addr, "error", err)
 		}
 	}()
 	return s, nil
+}
+
+// hostOf is the address without the port, which is another one for each connection; "" for a nil one.
+func hostOf(a net.Addr) string {
+	if t, ok := a.(*net.TCPAddr); ok {
+		return t.IP.String()
+	}
+	return ""
 }
 
 // Port is the bound TCP port.
@@ -203,8 +248,21 @@ func (s *SideChannel) ServeReply(rank int, reply []byte) {
 	s.replies[rankID{tp: rank}] = bytes.Clone(reply)
 }
 
+// RequireKey answers only those from now on who prove that they have the key of WorkerConfig.Key. Call it before Serve. An
+// empty key answers everybody.
+func (s *SideChannel) RequireKey(key []byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gate = nil
+	if len(key) > 0 {
+		s.gate = newGate(key)
+	}
+}
+
 // Reply is what the side channel of the engine answers for this rank, encoded: vLLM's NixlHandshakePayload.
-func (w *Worker) Reply() []byte { return appendReply(nil, w.cfg.Compatibility, &w.meta) }
+func (w *Worker) Reply() []byte {
+	return appendReply(nil, w.cfg.Compatibility, &w.meta, rankID{tp: w.cfg.Rank}, w.cfg.Key)
+}
 
 // SideChannelStats counts handshake requests since the side channel was opened.
 type SideChannelStats struct {
@@ -223,6 +281,7 @@ func (s *SideChannel) Stats() SideChannelStats {
 func (s *SideChannel) Close() error {
 	s.cancel()
 	<-s.done
+	s.quiet.Close()
 	return nil
 }
 
@@ -230,12 +289,29 @@ func (s *SideChannel) answer(_ context.Context, request [][]byte) ([][]byte, err
 	if len(request) != 1 {
 		return nil, fmt.Errorf("%w: request of %d frames, want 1", ErrWire, len(request))
 	}
-	r, err := parseAsk(request[0])
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var r rankID
+	var err error
+	switch {
+	case s.gate != nil:
+		var challenge []byte
+		if challenge, r, err = s.gate.answer(request[0], time.Duration(monotonic()*1e9)); challenge != nil {
+			return [][]byte{challenge}, nil
+		}
+	case asksChallenge(request[0]):
+		err = fmt.Errorf("%w: a reader with one, and this engine has none", ErrKey)
+	default:
+		r, err = parseAsk(request[0])
+	}
+	if errors.Is(err, ErrKey) {
+		s.bad++
+		s.quiet.Warn("side channel: refused a reader", "", "error", err)
+		return [][]byte{[]byte(refused)}, nil
+	}
 	if err != nil {
 		return nil, err
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	reply, ok := s.replies[r]
 	if !ok {
 		return nil, fmt.Errorf("request for pp rank %d, tp rank %d, which this engine does not have", r.pp, r.tp)
@@ -245,7 +321,7 @@ func (s *SideChannel) answer(_ context.Context, request [][]byte) ([][]byte, err
 }
 
 // ask performs the handshake with the given ranks over one connection and returns a reply per rank.
-func ask(ctx context.Context, host string, port int, ranks []rankID, hash string) ([]*Reply, error) {
+func ask(ctx context.Context, host string, port int, ranks []rankID, want expected) ([]*Reply, error) {
 	if port < 1 || port > 65535 {
 		return nil, fmt.Errorf("remote_port %d is not in 1…65535", port)
 	}
@@ -255,15 +331,29 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, hash string
 		return nil, fmt.Errorf("side channel %s: %w", addr, hint(err))
 	}
 	defer c.Close()
+	var challenge []byte
+	if want.key != nil {
+		frames, err := c.Request(ctx, [][]byte{appendChallengeAsk(nil, ranks[0])})
+		if err != nil {
+			return nil, fmt.Errorf("side channel %s: no challenge: %w", addr, hint(err))
+		}
+		if challenge = frames[0]; len(frames) != 1 || len(challenge) != challengeLen { // vLLM's answers metadata
+			return nil, fmt.Errorf("side channel %s: %w: it answers no challenge, as an owner without a shared key", addr, ErrKey)
+		}
+	}
 	replies := make([]*Reply, len(ranks))
 	for i, r := range ranks {
+		request := appendAsk(nil, r)
+		if want.key != nil {
+			request = appendKeyedAsk(nil, r, challenge, want.key)
+		}
 		start, sent := time.Now(), monotonic()
-		frames, err := c.Request(ctx, [][]byte{appendAsk(nil, r)})
+		frames, err := c.Request(ctx, [][]byte{request})
 		if err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, hint(err))
 		}
 		received := monotonic()
-		if replies[i], err = parseReply(frames, hash); err != nil {
+		if replies[i], err = parseReply(frames, r, want); err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, err)
 		}
 		replies[i].sent, replies[i].received = start, time.Now()
@@ -279,16 +369,33 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, hash string
 // Errors: syscall.ECONNREFUSED and other network errors, zmtp.ErrProtocol for a peer that does not speak ZeroMQ, ErrWire for
 // one that does not answer as a NixlConnector, the context's.
 func Probe(ctx context.Context, host string, port, pp, tp int) (*Reply, error) {
-	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, "")
+	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, expected{})
 	if err != nil {
 		return nil, err
 	}
 	return replies[0], nil
 }
 
+// hint adds to an error of a connection what usually causes it.
 func hint(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("%w (the owner is stalled, has no such rank, or the port is not a NixlConnector side channel)", err)
+	var (
+		name   *net.DNSError
+		dialed *net.OpError
+		likely string
+	)
+	switch cause := HandshakeCauseOf(err); {
+	case errors.As(err, &name):
+		likely = "remote_host does not resolve here: let the owner advertise an address, in VLLM_NIXL_SIDE_CHANNEL_HOST"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		likely = "nobody listens there: is the owner up, and is the port its VLLM_NIXL_SIDE_CHANNEL_PORT plus its data-parallel index?"
+	case cause == HandshakeTimeout && errors.As(err, &dialed) && dialed.Op == "dial":
+		likely = "a firewall, another network, or an address that is not the owner's VLLM_NIXL_SIDE_CHANNEL_HOST"
+	case cause == HandshakeTimeout:
+		likely = "the owner is stalled, has no such rank, or the port is not a NixlConnector side channel"
+	case cause == HandshakeProtocol:
+		likely = "the port is not a NixlConnector side channel, or the owner is shutting down"
+	default:
+		return err
 	}
-	return err
+	return fmt.Errorf("%w (%s)", err, likely)
 }

@@ -125,9 +125,19 @@ func describe(m *Metadata, cuts []cut) []nixl.Desc {
 }
 
 // indices appends the indices of pieces, given per group as kernel block × pieces per block + piece, in vLLM's order: for
-// region, for block when all regions are in one group or all are shared, else for group, for region, for block. m is the
-// reader's metadata on both sides, whose order pairs the two.
+// region, for block when all regions are in one group or all are shared, else for group, for region, for block. Where a block
+// has rows, the pieces of one row of all blocks come before those of the next, since neighbours that can be merged are in one
+// row. m is the reader's metadata on both sides, whose order pairs the two.
 func (v view) indices(dst []int32, m *Metadata, pieces [][]int) []int32 {
+	n := 0
+	for g, ps := range pieces {
+		for r, c := range v.cuts {
+			if m.inGroup(r, g) {
+				n += c.rows * len(ps)
+			}
+		}
+	}
+	dst = slices.Grow(dst, n)
 	add := func(r int, pieces []int) {
 		c := v.cuts[r]
 		if c.rows == 1 { // the pieces of blocks follow one another
@@ -136,9 +146,9 @@ func (v view) indices(dst []int32, m *Metadata, pieces [][]int) []int32 {
 			}
 			return
 		}
-		for _, p := range pieces {
-			block, p := p/c.pieces, p%c.pieces
-			for row := range c.rows {
+		for row := range c.rows {
+			for _, p := range pieces {
+				block, p := p/c.pieces, p%c.pieces
 				dst = append(dst, int32(v.first[r]+(block*c.rows+row)*c.pieces+p))
 			}
 		}
@@ -284,17 +294,16 @@ func (m *Metadata) checkGroups(local, offered [][]int) error {
 
 // checkTwice refuses a local block that would be written twice.
 func (m *Metadata) checkTwice(local [][]int) error {
-	shared := slices.Contains(m.RegionGroups, SharedGroup)
-	seen := map[int]bool{}
+	if slices.Contains(m.RegionGroups, SharedGroup) {
+		local = [][]int{slices.Concat(local...)}
+	}
 	for _, ids := range local {
-		if !shared {
-			clear(seen)
-		}
-		for _, id := range ids {
-			if seen[id] {
-				return fmt.Errorf("local block %d twice in one request", id)
+		ids = slices.Clone(ids)
+		slices.Sort(ids)
+		for i := 1; i < len(ids); i++ {
+			if ids[i] == ids[i-1] {
+				return fmt.Errorf("local block %d twice in one request", ids[i])
 			}
-			seen[id] = true
 		}
 	}
 	return nil

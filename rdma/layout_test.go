@@ -94,8 +94,8 @@ func TestExtentDoesNotWrap(t *testing.T) {
 
 // vllm#55434, cases.md 49: NIXL merges only where both sides go up.
 func TestPairsAreReadInAscendingOrder(t *testing.T) {
-	li, ri := []int32{5, 4, 3, 9}, []int32{2, 1, 0, 7}
-	ascend(li, ri)
-	require.Equal(t, []int32{3, 4, 5, 9}, li)
-	require.Equal(t, []int32{0, 1, 2, 7}, ri)
+	local, remote := []int{5, 4, 3, 9}, []int{2, 1, 0, 7}
+	ascend(local, remote)
+	require.Equal(t, []int{3, 4, 5, 9}, local)
+	require.Equal(t, []int{0, 1, 2, 7}, remote)
 }

@@ -56,8 +56,9 @@ func headsOf(heads, rank, ranks int) (first, n int) {
 // divides reports whether one of a and b is a multiple of the other.
 func divides(a, b int) bool { return a%b == 0 || b%a == 0 }
 
-// ranksOf is what this rank does with the ranks of an owner; the error says why it can do nothing with them.
-func (w *Worker) ranksOf(info lease.Peer) ([]share, error) {
+// ranksOf is what this rank does with the ranks of an owner, or with tell, that all of them are to be told things; the error says
+// why it can do nothing with them.
+func (w *Worker) ranksOf(info lease.Peer, tell bool) ([]share, error) {
 	kv, tp := &w.cfg.KV, w.cfg.TPSize
 	refuse := func(field string, own, remote any, why string) ([]share, error) {
 		return nil, fmt.Errorf("%w with engine %q: %s is %v there and %v here%s", errShape, info.Engine, field, remote, own, why)
@@ -69,7 +70,7 @@ func (w *Worker) ranksOf(info lease.Peer) ([]share, error) {
 		return refuse("pp_size", 1, info.PPSize, "; pipeline parallelism is not served")
 	case info.TPSize < 1:
 		return refuse("tp_size", tp, info.TPSize, "")
-	case w.cfg.HoldOnly: // each rank of the owner is told by this one alone
+	case tell: // each rank of the owner is told by this one alone
 		all := make([]share, info.TPSize)
 		for rank := range all {
 			all[rank] = share{rank: rank, readers: 1}

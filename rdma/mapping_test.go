@@ -187,11 +187,11 @@ func TestBlocksAreCutByHead(t *testing.T) {
 		local, there := d.match(t, 4, 1, 2, 1, p)
 		require.Equal(t, cut{rows: 2, pitch: 32, pieces: 2, size: 16}, local[0])
 		require.Equal(t, cut{first: 32, rows: 2, pitch: 16, pieces: 1, size: 16}, there[0])
-		// Block 5 here holds blocks 7 and 9 there: head by head, each in its place.
+		// Block 5 here holds blocks 7 and 9 there: head by head, the tokens of one side by side.
 		l, r, err := pair(d.m, p.m, [][]int{{5}}, [][]int{{7, 9}}, extents{})
 		require.NoError(t, err)
-		require.Equal(t, []uint64{320, 352, 336, 368}, addrs(d.m, local, l))
-		require.Equal(t, []uint64{480, 496, 608, 624}, addrs(p.m, there, r))
+		require.Equal(t, []uint64{320, 336, 352, 368}, addrs(d.m, local, l))
+		require.Equal(t, []uint64{480, 608, 496, 624}, addrs(p.m, there, r))
 	})
 }
 
@@ -337,15 +337,15 @@ func TestParallelSizesThatCannotBeServedAreRefused(t *testing.T) {
 		"tp_size is 0 there and 1 here":                                      {worker(1, sharded(8)), peer(0, 1, 1)},
 		"tp_size is -2 there and 1 here":                                     {worker(1, sharded(8)), peer(-2, 1, 1)},
 	} {
-		_, err := c.w.ranksOf(c.p)
+		_, err := c.w.ranksOf(c.p, false)
 		require.ErrorIs(t, err, errShape, want)
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, `"there"`)
 	}
-	_, err := worker(1, sharded(8)).ranksOf(lease.Peer{Engine: "here", TPSize: 1})
+	_, err := worker(1, sharded(8)).ranksOf(lease.Peer{Engine: "here", TPSize: 1}, false)
 	require.ErrorContains(t, err, "this engine itself")
 	for _, w := range []*Worker{worker(2, sharded(0)), worker(2, sharded(4)), worker(4, KV{Regions: []Region{{Replicated: true}}})} {
-		s, err := w.ranksOf(peer(2, 1, 1))
+		s, err := w.ranksOf(peer(2, 1, 1), false)
 		require.NoError(t, err)
 		require.Len(t, s, 1)
 	}

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/nixlgo/nixlgo/lease"
@@ -9,16 +10,28 @@ import (
 
 // beat renews the leases of h, now or when the handshake that it starts is done.
 func (w *Worker) beat(h lease.Heartbeat, now time.Time, res *lease.Result) {
-	p := w.peer(h.Peer)
-	if !w.connect(p, now) {
-		res.HeartbeatFailed = append(res.HeartbeatFailed, h.Peer.Engine)
-		return
+	w.tellBeats(w.told(h.Peer, now), h.Targets, now, res)
+}
+
+// told returns the record of an engine through which it is told something: the one to read from, unless that cannot be. A lease
+// may be held for somebody who can read it, and one that nobody reads is let go of.
+func (w *Worker) told(info lease.Peer, now time.Time) *peer {
+	p := w.peer(info)
+	if !p.tell && !w.connect(p, now) && p.unfit() {
+		p = w.teller(info)
 	}
-	if p.state != connected {
-		p.beats = h.Targets // the newest list is the whole list
-		return
+	return p
+}
+
+func (w *Worker) tellBeats(p *peer, targets []lease.Target, now time.Time, res *lease.Result) {
+	switch {
+	case !w.connect(p, now):
+		res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
+	case p.state != connected:
+		p.beats = targets // the newest list is the whole list
+	default:
+		w.sendBeats(p, targets, res)
 	}
-	w.sendBeats(p, h.Targets, res)
 }
 
 // sendBeats sends heartbeats to every rank of p, by slot where the owner takes that and the lease has one.
@@ -30,7 +43,7 @@ func (w *Worker) sendBeats(p *peer, targets []lease.Target, res *lease.Result) {
 		}
 		err := errors.Join(w.sendAll(r, ids, lease.AppendHeartbeat), w.sendAll(r, slots, lease.AppendSlotHeartbeat))
 		if err != nil {
-			w.stats.NotifyFailed++
+			w.stats.countUnsent(err)
 			w.broke(p, err)
 			res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
 			return
@@ -40,11 +53,15 @@ func (w *Worker) sendBeats(p *peer, targets []lease.Target, res *lease.Result) {
 
 // bySlot splits targets into those without a slot and those with one.
 func bySlot(targets []lease.Target) (ids, slots []lease.Target) {
+	without := func(t lease.Target) bool { return t.Nonce == 0 || t.Slot == lease.NoSlot }
+	if !slices.ContainsFunc(targets, without) {
+		return nil, targets // mostly
+	}
 	for _, t := range targets {
-		if t.Nonce != 0 && t.Slot != lease.NoSlot {
-			slots = append(slots, t)
-		} else {
+		if without(t) {
 			ids = append(ids, t)
+		} else {
+			slots = append(slots, t)
 		}
 	}
 	return ids, slots
@@ -66,12 +83,32 @@ func (w *Worker) sendAll(r remoteRank, targets []lease.Target, encode appendBeat
 	return nil
 }
 
-// release tells the owner that a request will not be read (any more).
+// release tells the owner that a request will not be read (any more). A lease that was held is let go of on every rank of the
+// owner, by one rank of this engine.
 func (w *Worker) release(r lease.Release, now time.Time, res *lease.Result) {
-	p := w.peer(r.Peer)
+	if r.All && w.cfg.Rank > 0 && !w.cfg.HoldOnly {
+		res.Released = append(res.Released, r.Request)
+		return
+	}
+	p := w.peers[r.Peer.Engine]
+	switch {
+	case !r.All:
+		p = w.told(r.Peer, now)
+	case p == nil || p.info != r.Peer || !p.whole():
+		p = w.teller(r.Peer)
+	}
+	w.tellRelease(p, r, now, res)
+}
+
+// whole reports whether every rank of the engine is connected, and told that this rank is its only reader.
+func (p *peer) whole() bool {
+	return p.state == connected && len(p.ranks) == p.info.TPSize && !slices.ContainsFunc(p.ranks, func(r remoteRank) bool { return r.readers != 1 })
+}
+
+func (w *Worker) tellRelease(p *peer, r lease.Release, now time.Time, res *lease.Result) {
 	switch {
 	case !w.connect(p, now):
-		w.log.Warn("could not release a lease, it will run out", "engine", r.Peer.Engine, "request", r.RemoteRequest, "error", p.err)
+		w.quiet.Warn("could not release a lease, it will run out", r.Peer.Engine, "remote_request", r.RemoteRequest, "error", p.err)
 		res.Released = append(res.Released, r.Request)
 	case p.state != connected:
 		p.releases = append(p.releases, r)
@@ -88,10 +125,11 @@ func (w *Worker) sendRelease(p *peer, r lease.Release, res *lease.Result) {
 // complete tells every rank of p that this rank needs a request no more, those that nothing was read from included. A failure
 // does not undo what was read: the owner's lease ends by itself.
 func (w *Worker) complete(p *peer, remoteRequest string, nonce int64) {
+	p.used = w.now
 	var failed error
 	for _, r := range p.ranks {
 		if err := w.fabric.Notify(r.agent, lease.AppendReadComplete(nil, remoteRequest, r.readers, nonce)); err != nil {
-			w.stats.NotifyFailed++
+			w.stats.countUnsent(err)
 			failed = errors.Join(failed, err)
 		}
 	}

@@ -3,25 +3,36 @@ package rdma
 import (
 	"container/list"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl"
 )
 
-// peer is an engine that this rank reads from. Step owns it; a handshake works on its own goroutine and hands over a
-// finished handshake value.
+// peer is an engine that this rank reads from, or tells something. Step owns it; a handshake works on its own goroutine and
+// hands over a finished handshake value.
 type peer struct {
+	home  map[string]*peer // where Worker knows it: peers or tellers
 	info  lease.Peer
+	tell  bool // connected to every rank of any shape, for notifications alone
 	state peerState
 	ranks []remoteRank // ranks that this rank renews with, tells that it is done, and mostly reads from; set while connected
+	used  time.Time    // when something was last asked of it
+
+	listed  *listing // what it was connected with, if that came from the directory
+	unwatch func()   // ends the watch over that
 
 	clock lease.ClockOffset // of its side channel, for the deadlines that it names
 
-	err      error     // why the last handshake failed
-	failures int       // handshakes failed, or connections lost before anything was read, in a row
-	proved   bool      // something was read over this connection
-	retryAt  time.Time // no handshake before
+	err      error                               // why the last handshake failed
+	shaken   func(took time.Duration, err error) // Trace's, of the handshake under way
+	since    time.Time                           // when that began, if shaken is set
+	failures int                                 // handshakes failed, or connections lost before anything was read, in a row
+	proved   bool                                // something was read over this connection
+	retryAt  time.Time                           // no handshake before
 
 	pulls list.List // *pull: those that wait for the handshake, or for others to end, in order of arrival
 
@@ -59,8 +70,9 @@ func (r *remoteRank) source() bool { return r.remoteList != nil }
 
 // handshake is the outcome of one background handshake.
 type handshake struct {
-	engine string
+	peer   *peer
 	ranks  []remoteRank
+	listed *listing
 	clock  lease.ClockOffset
 	took   time.Duration
 	err    error
@@ -76,20 +88,60 @@ func backoff(failures int) time.Duration {
 	return min(maxBackoff, time.Second<<min(failures-2, 6))
 }
 
-// peer returns the record of an engine, a new one if it is not known. An engine that moved is connected to anew.
-func (w *Worker) peer(info lease.Peer) *peer {
-	p := w.peers[info.Engine]
+// peer returns the record of an engine as one to read from.
+func (w *Worker) peer(info lease.Peer) *peer { return w.record(w.peers, info, w.cfg.HoldOnly) }
+
+// teller returns the record of an engine as one to be told things only, which needs no KV cache like ours there. Of a worker
+// that only holds, all are.
+func (w *Worker) teller(info lease.Peer) *peer {
+	if w.cfg.HoldOnly {
+		return w.peer(info)
+	}
+	return w.record(w.tellers, info, true)
+}
+
+// record returns the record of an engine, a new one if it is not known. An engine that moved is connected to anew.
+func (w *Worker) record(home map[string]*peer, info lease.Peer, tell bool) *peer {
+	p := home[info.Engine]
 	if p == nil {
-		p = &peer{info: info}
-		w.peers[info.Engine] = p
+		p = &peer{home: home, info: info, tell: tell}
+		home[info.Engine] = p
 		w.unwell = true
 	}
+	p.used = w.now
 	if p.info != info && p.state != connecting {
 		w.broke(p, fmt.Errorf("its address changed from %s:%d to %s:%d", p.info.Host, p.info.Port, info.Host, info.Port))
 		p.info = info
 		p.failures, p.retryAt = 0, time.Time{} // were those of the old address
 	}
 	return p
+}
+
+// everyone calls yield for every record.
+func (w *Worker) everyone(yield func(*peer) bool) {
+	for _, home := range []map[string]*peer{w.peers, w.tellers} {
+		for _, p := range home {
+			if !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// other is the other record of p's engine, nil if there is none.
+func (w *Worker) other(p *peer) *peer {
+	if !p.tell {
+		return w.tellers[p.info.Engine]
+	}
+	if o := w.peers[p.info.Engine]; o != p {
+		return o
+	}
+	return nil
+}
+
+// unfit reports whether the engine answered, and cannot be read from for what it is.
+func (p *peer) unfit() bool {
+	return p.state != connected && (errors.Is(p.err, errShape) || errors.Is(p.err, ErrCompatibility))
 }
 
 // connect starts a handshake unless one is under way, done, or not due again yet. It reports whether p may become usable;
@@ -101,17 +153,20 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 	case now.Before(p.retryAt):
 		return false
 	}
-	ranks, err := w.ranksOf(p.info)
+	ranks, err := w.ranksOf(p.info, p.tell)
 	if err != nil {
 		w.connectFailed(p, now, err)
 		return false
 	}
 	p.state = connecting
+	if f := w.cfg.Trace.Handshake; f != nil {
+		p.shaken, p.since = f(p.info), time.Now()
+	}
 	info := p.info
 	w.background.Go(func() {
 		start := time.Now()
-		h := handshake{engine: info.Engine}
-		h.ranks, h.clock, h.err = w.shake(info, ranks)
+		h := handshake{peer: p}
+		h.err = w.shake(&h, info, ranks)
 		h.took = time.Since(start)
 		select {
 		case w.handshakes <- h:
@@ -122,80 +177,91 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 	return true
 }
 
-// shake asks the owner for its ranks, checks every answer, and loads what NIXL needs to read from them.
-func (w *Worker) shake(info lease.Peer, shares []share) (ranks []remoteRank, clock lease.ClockOffset, err error) {
+// shake asks for the ranks of an owner, in the directory first, checks every answer, and loads what NIXL needs to read from
+// them. What it has loaded is in h, also if it fails.
+func (w *Worker) shake(h *handshake, info lease.Peer, shares []share) error {
 	ctx, cancel := context.WithTimeout(w.ctx, w.cfg.HandshakeTimeout)
 	defer cancel()
-	want := w.cfg.Compatibility
-	if w.cfg.AnyCompatibility || w.cfg.HoldOnly {
-		want = ""
-	}
-	ids := make([]rankID, len(shares))
-	for i, s := range shares {
-		ids[i].tp = s.rank
-	}
-	replies, err := ask(ctx, info.Host, info.Port, ids, want)
+	replies, err := w.replies(ctx, h, info, shares)
 	if err != nil {
-		return nil, clock, err
+		return err
 	}
-	defer func() {
-		if err != nil {
-			(&handshake{ranks: ranks}).close()
-			ranks = nil
-		}
-	}()
 	for i, reply := range replies {
-		if err := clock.Add(reply.sent, reply.received, reply.Clock); err != nil {
-			return ranks, clock, err
+		if h.listed == nil { // a directory tells no time
+			if err := h.clock.Add(reply.sent, reply.received, reply.Clock); err != nil {
+				return err
+			}
 		}
-		r, err := w.load(info, shares[i], reply.Metadata)
+		r, err := w.load(info, shares[i], reply.Metadata, h.peer.tell)
+		if r.agent != "" {
+			h.ranks = append(h.ranks, r)
+		}
 		if err != nil {
-			return ranks, clock, fmt.Errorf("rank %d: %w", shares[i].rank, err)
+			return fmt.Errorf("rank %d: %w", shares[i].rank, err)
 		}
-		ranks = append(ranks, r)
-		for _, o := range ranks[:i] {
+		for _, o := range h.ranks[:i] {
 			if o.agent == r.agent {
-				return ranks, clock, fmt.Errorf("ranks %d and %d of engine %q answer with one NIXL agent, %s: its side channel serves the wrong metadata",
+				return fmt.Errorf("ranks %d and %d of engine %q answer with one NIXL agent, %s: its side channel serves the wrong metadata",
 					o.rank, r.rank, info.Engine, r.agent)
 			}
 		}
 	}
-	return ranks, clock, nil
+	return nil
 }
 
-func (w *Worker) load(info lease.Peer, s share, m *Metadata) (remoteRank, error) {
-	if m.Engine != info.Engine {
-		return remoteRank{}, fmt.Errorf("the side channel at %s:%d serves engine %q, not %q: the owner was restarted, or the address is another's",
-			info.Host, info.Port, m.Engine, info.Engine)
+// replies asks for the metadata of the ranks in shares. The side channel is asked where the directory has no entry or does not
+// answer; an entry that is there is the answer, good or bad.
+func (w *Worker) replies(ctx context.Context, h *handshake, info lease.Peer, shares []share) ([]*Reply, error) {
+	want := expected{w.cfg.Compatibility, w.cfg.Key}
+	if w.cfg.AnyCompatibility || h.peer.tell {
+		want.hash = ""
 	}
-	if w.cfg.HoldOnly {
-		name, err := w.fabric.Load(m.Agent)
-		if err != nil {
-			return remoteRank{}, fmt.Errorf("load the NIXL metadata of engine %q: %w", m.Engine, err)
+	ids, ranks := make([]rankID, len(shares)), make([]int, len(shares))
+	for i, s := range shares {
+		ids[i].tp, ranks[i] = s.rank, s.rank
+	}
+	var missing error
+	if w.cfg.Directory != nil {
+		if h.listed, missing = w.lookup(ctx, info.Engine, ranks); missing == nil {
+			return h.listed.parse(info.Engine, want)
 		}
-		return remoteRank{share: s, agent: name, meta: m}, nil
 	}
-	local, remote, err := w.cfg.KV.match(&w.meta, m, s)
-	if err != nil {
-		return remoteRank{}, err
+	replies, err := ask(ctx, info.Host, info.Port, ids, want)
+	if err != nil && missing != nil {
+		err = fmt.Errorf("%w; %w", err, missing)
 	}
-	memType, err := m.memType(w.cfg.KV.MemType)
-	if err != nil {
-		return remoteRank{}, fmt.Errorf("%w with engine %q: %w", errShape, m.Engine, err)
+	return replies, err
+}
+
+// load loads an owner rank's metadata. If it fails after the agent was loaded, the rank has its name.
+func (w *Worker) load(info lease.Peer, s share, m *Metadata, tell bool) (r remoteRank, err error) {
+	if m.Engine != info.Engine {
+		return r, fmt.Errorf("%w: the side channel at %s:%d, or the directory, serves engine %q, not %q: the owner was restarted, or the address is another's",
+			errEngine, info.Host, info.Port, m.Engine, info.Engine)
 	}
-	name, err := w.fabric.Load(m.Agent)
-	if err != nil {
-		return remoteRank{}, fmt.Errorf("load the NIXL metadata of engine %q: %w", m.Engine, err)
+	r = remoteRank{share: s, meta: m}
+	var local, remote []cut
+	var memType nixl.MemType
+	if !tell {
+		if local, remote, err = w.cfg.KV.match(&w.meta, m, s); err != nil {
+			return r, err
+		}
+		if memType, err = m.memType(w.cfg.KV.MemType); err != nil {
+			return r, fmt.Errorf("%w with engine %q: %w", errShape, m.Engine, err)
+		}
+		r.local, r.remote = newView(&w.meta, local), newView(m, remote)
 	}
-	r := remoteRank{share: s, agent: name, meta: m, local: newView(&w.meta, local), remote: newView(m, remote)}
-	if count(m, remote) == 0 {
+	if r.agent, err = w.fabric.Load(m.Agent); err != nil {
+		return r, fmt.Errorf("load the NIXL metadata of engine %q: %w", m.Engine, err)
+	}
+	if tell || count(m, remote) == 0 {
 		return r, nil
 	}
 	if r.localList, err = w.localList(local); err != nil {
-		return remoteRank{}, fmt.Errorf("KV regions, cut for engine %q: %w", m.Engine, err)
+		return r, fmt.Errorf("KV regions, cut for engine %q: %w", m.Engine, err)
 	}
-	if r.remoteList, err = w.fabric.RemoteList(name, memType, describe(m, remote)); err != nil {
-		return remoteRank{}, fmt.Errorf("the blocks that engine %q advertises: %w", m.Engine, err)
+	if r.remoteList, err = w.fabric.RemoteList(r.agent, memType, describe(m, remote)); err != nil {
+		return r, fmt.Errorf("the blocks that engine %q advertises: %w", m.Engine, err)
 	}
 	return r, nil
 }
@@ -234,20 +300,24 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 	for {
 		select {
 		case h := <-w.handshakes:
-			p := w.peers[h.engine]
-			if w.cfg.Trace.Connected != nil {
-				w.cfg.Trace.Connected(h.engine, h.took, h.err)
-			}
+			p := h.peer
+			w.moved = now
+			p.endHandshake(h.took, h.err)
 			if h.err != nil {
+				w.drop(h.ranks)
 				p.state = idle
 				w.unwell = true
 				w.connectFailed(p, now, h.err)
-				w.failWaiting(p, res)
+				w.failWaiting(p, now, res)
 				continue
 			}
+			w.stats.HandshakeTime.Observe(h.took.Seconds(), postSeconds[1:])
 			p.state, p.ranks, p.clock, p.proved, p.err = connected, h.ranks, h.clock, false, nil
-			w.log.Info("connected", "engine", h.engine, "agent", h.ranks[0].agent, "took", h.took)
-			res.Connected = append(res.Connected, h.engine)
+			if p.listed = h.listed; p.listed != nil {
+				w.watch(p)
+			}
+			w.log.Info("connected", "peer", p.info.Engine, "agent", h.ranks[0].agent, "took", h.took)
+			res.Connected = append(res.Connected, p.info.Engine)
 			w.flush(p, now, res)
 		default:
 			return
@@ -255,29 +325,48 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 	}
 }
 
+// endHandshake tells the trace that the handshake under way has ended.
+func (p *peer) endHandshake(took time.Duration, err error) {
+	if p.shaken != nil {
+		p.shaken(took, err)
+		p.shaken = nil
+	}
+}
+
 func (w *Worker) connectFailed(p *peer, now time.Time, err error) {
 	p.failures++
 	p.err = err
 	p.retryAt = now.Add(backoff(p.failures))
-	w.stats.HandshakesFailed++
-	w.log.Warn("handshake failed", "engine", p.info.Engine, "host", p.info.Host, "port", p.info.Port, "failures", p.failures, "error", err)
+	cause := HandshakeCauseOf(err)
+	w.stats.HandshakesFailed[cause]++
+	w.quiet.Warn("handshake failed", p.info.Engine, "cause", cause, "host", p.info.Host, "port", p.info.Port, "failures", p.failures, "error", err)
 }
 
 // failWaiting ends what waited for a handshake that will not come: pulls fail with p.err, and releases are given up, for
-// the lease ends by itself.
-func (w *Worker) failWaiting(p *peer, res *lease.Result) {
+// the lease ends by itself. What is to be told to an owner that cannot be read from is told all the same.
+func (w *Worker) failWaiting(p *peer, now time.Time, res *lease.Result) {
 	for e := p.pulls.Front(); e != nil; e = p.pulls.Front() {
 		x := e.Value.(*pull)
 		w.forget(x)
 		w.refuse(x.Request, lease.CauseHandshake, p.err, res)
 	}
-	for _, r := range p.releases {
+	beats, releases := p.beats, p.releases
+	p.beats, p.releases = nil, nil
+	if !p.tell && p.unfit() {
+		if len(beats) > 0 {
+			w.tellBeats(w.teller(p.info), beats, now, res)
+		}
+		for _, r := range releases {
+			w.tellRelease(w.teller(p.info), r, now, res)
+		}
+		return
+	}
+	for _, r := range releases {
 		res.Released = append(res.Released, r.Request)
 	}
-	if len(p.beats) > 0 {
+	if len(beats) > 0 {
 		res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
 	}
-	p.beats, p.releases = nil, nil
 }
 
 // flush sends what waited for the handshake with p: heartbeats first, for they keep the leases that the reads need.
@@ -304,8 +393,17 @@ func (w *Worker) broke(p *peer, err error) {
 			p.failures++
 			p.retryAt = w.now.Add(backoff(p.failures))
 		}
-		w.log.Warn("lost a peer", "engine", p.info.Engine, "error", err)
+		w.quiet.Warn("lost a peer", p.info.Engine, "error", err)
+		// NIXL connects an agent anew only after it was forgotten, which it is when no connection uses it.
+		if o := w.other(p); o != nil && slices.ContainsFunc(p.ranks, func(r remoteRank) bool { return o.uses(r.agent) }) {
+			w.broke(o, err)
+		}
 	}
+}
+
+// uses reports whether p is connected by way of an agent.
+func (p *peer) uses(agent string) bool {
+	return slices.ContainsFunc(p.ranks, func(r remoteRank) bool { return r.agent == agent })
 }
 
 // heal forgets the connection to broken peers and reconnects those that something waits for.
@@ -314,29 +412,89 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 		return
 	}
 	w.unwell = false
-	for engine, p := range w.peers {
-		if p.state == broken && p.active == 0 {
-			for _, r := range p.ranks {
-				r.close()
-				if err := w.fabric.Forget(r.agent); err != nil {
-					w.log.Warn("forget a lost peer", "engine", engine, "agent", r.agent, "error", err)
-				}
-			}
-			p.ranks, p.state = nil, idle
+	for p := range w.everyone {
+		if p.state == broken && w.severable(p) {
+			w.disconnect(p)
+			p.state = idle
 			if e := p.pulls.Front(); e != nil {
 				e.Value.(*pull).plan = nil // it names the ranks
 			}
 		}
+	}
+	for p := range w.everyone { // only now: the two connections of an engine share its agents
 		waiting := p.pulls.Len()+len(p.releases)+len(p.beats) > 0
 		switch {
 		case p.state == idle && waiting:
 			if !w.connect(p, now) {
-				w.failWaiting(p, res)
+				w.failWaiting(p, now, res)
 			}
 		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)):
-			delete(w.peers, engine)
+			delete(p.home, p.info.Engine)
 			continue
 		}
 		w.unwell = w.unwell || p.state == idle || p.state == broken
+	}
+}
+
+// evict forgets the engines that were not used for Lease.EngineTTL: nothing is read from them, nothing waits, and nobody
+// heartbeats there. The next use connects anew.
+func (w *Worker) evict(now time.Time) {
+	if w.cfg.Lease.EngineTTL == 0 || now.Before(w.evictAt) {
+		return
+	}
+	ttl := max(w.cfg.Lease.EngineTTL, 2*w.cfg.Lease.Interval())
+	w.evictAt = now.Add(ttl)
+	for p := range w.everyone {
+		if p.state != connected {
+			continue
+		}
+		if !w.severable(p) || p.pulls.Len() > 0 {
+			p.used = now
+		}
+		if due := p.used.Add(ttl); now.Before(due) {
+			if due.Before(w.evictAt) {
+				w.evictAt = due
+			}
+			continue
+		}
+		w.disconnect(p)
+		delete(p.home, p.info.Engine)
+		w.stats.PeersEvicted++
+		w.log.Info("forgot an idle engine", "peer", p.info.Engine, "idle", now.Sub(p.used))
+	}
+}
+
+// severable reports whether the connection can be ended now: no transfer is active, no handshake is loading the same agents, and
+// a broken connection with the same agents can be ended as well.
+func (w *Worker) severable(p *peer) bool {
+	o := w.other(p)
+	return p.active == 0 && (o == nil || o.state != connecting && (o.state != broken || o.active == 0))
+}
+
+// disconnect ends the connection of a severable peer.
+func (w *Worker) disconnect(p *peer) {
+	ranks := p.ranks
+	p.ranks, p.listed = nil, nil
+	if p.unwatch != nil {
+		p.unwatch()
+		p.unwatch = nil
+	}
+	w.drop(ranks)
+}
+
+// drop lets go of what a handshake has loaded, but for agents that another connection uses.
+func (w *Worker) drop(ranks []remoteRank) {
+	for _, r := range ranks {
+		r.close()
+		used := false
+		for p := range w.everyone {
+			used = used || p.uses(r.agent)
+		}
+		if used {
+			continue
+		}
+		if err := w.fabric.Forget(r.agent); err != nil {
+			w.log.Warn("forget a peer", "peer", r.meta.Engine, "agent", r.agent, "error", err)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"cmp"
 	"container/list"
 	"errors"
 	"fmt"
@@ -22,7 +23,17 @@ type pull struct {
 	bytes    int64         // of those READs
 	reading  int           // of those READs, posted and not terminal yet
 	started  bool          // its READs are posted, lease.Pulls has it
-	ended    bool          // reported as failed; kept while a READ of it is active
+	ended    bool          // reported as failed or given up; kept while a READ of it is active
+	err      error         // the first failure of its READs
+	traced   func(error)   // Trace's, of the READs or of the check under way
+}
+
+// end tells the trace that the READs, or the check, of x have ended.
+func (x *pull) end(err error) {
+	if x.traced != nil {
+		x.traced(err)
+		x.traced = nil
+	}
 }
 
 // blockRead is what a pull reads from one rank of the owner.
@@ -38,6 +49,8 @@ type transfer struct {
 	peer  *peer
 	lists []List // made for this READ alone
 	pull  *pull  // nil for a slot READ
+	descs int
+	since time.Time // when it was posted
 	rank  int
 	check lease.CheckBatch
 	cells []cell
@@ -65,6 +78,7 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 		return
 	}
 	w.reads[in.Request] = x
+	w.moved = now
 	if w.overdue.IsZero() || x.deadline.Before(w.overdue) {
 		w.overdue = x.deadline
 	}
@@ -90,13 +104,19 @@ func (w *Worker) pump(p *peer, now time.Time, res *lease.Result) {
 	}
 }
 
-// refill posts what the READs that ended have made room for.
+// refill posts what there is room for since pulls ended.
 func (w *Worker) refill(now time.Time, res *lease.Result) {
-	if len(w.reads) == 0 {
-		return
+	for i := 0; i < len(w.room); i++ { // pump may end more of them
+		w.pump(w.room[i], now, res)
 	}
-	for _, p := range w.peers {
-		w.pump(p, now, res)
+	clear(w.room)
+	w.room = w.room[:0]
+}
+
+// leaves takes note that a pull of p was read or forgotten: the next one may have room.
+func (w *Worker) leaves(p *peer) {
+	if p.pulls.Len() > 0 {
+		w.room = append(w.room, p)
 	}
 }
 
@@ -122,8 +142,10 @@ func (w *Worker) prepare(x *pull) (lease.Cause, error) {
 		if err != nil {
 			return lease.CauseInvalid, err
 		}
+		for g := range local {
+			ascend(local[g], remote[g])
+		}
 		d := blockRead{remoteRank: r, li: r.local.indices(nil, &w.meta, local), ri: r.remote.indices(nil, &w.meta, remote)}
-		ascend(d.li, d.ri)
 		if w.cfg.Zero != nil && w.meta.logical() != r.meta.logical() {
 			if d.rest, err = rest(&w.meta, r.meta, x.LocalBlocks, local); err != nil {
 				return lease.CauseInvalid, err
@@ -166,6 +188,9 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 		w.refuse(x.Request, lease.CauseOf(err), err, res)
 		return
 	}
+	if f := w.cfg.Trace.Read; f != nil {
+		x.traced = f(x.Pull, x.bytes)
+	}
 	x.started, x.reading = true, len(plan)
 	p.reading++
 	p.bytes += x.bytes
@@ -179,40 +204,47 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 		}
 		t, err := w.fabric.NewRead(r.localList, r.li, r.remoteList, r.ri, false)
 		if err != nil {
+			w.stats.countFailed(false, err)
 			w.blocksRead(x, r.rank, err)
 			continue
 		}
-		w.start(&transfer{Read: t, peer: p, pull: x, rank: r.rank})
+		w.start(&transfer{Read: t, peer: p, pull: x, rank: r.rank, descs: len(r.li)})
 	}
 }
 
-// ascend orders pairs of indices by the remote one. NIXL merges descriptors only where both sides go up, and an allocator
-// that takes freed blocks often hands out ids that go down.
-func ascend(li, ri []int32) {
-	if slices.IsSorted(ri) {
+// ascend orders pairs of pieces by the remote one, and the indices made of them with them. NIXL merges descriptors only where
+// both sides go up, and an allocator that takes freed blocks often hands out ids that go down.
+func ascend(local, remote []int) {
+	if slices.IsSorted(remote) {
 		return
 	}
-	pairs := make([]int64, len(ri))
+	pairs := make([][2]int, len(remote))
 	for k := range pairs {
-		pairs[k] = int64(ri[k])<<32 | int64(li[k])
+		pairs[k] = [2]int{remote[k], local[k]}
 	}
-	slices.Sort(pairs)
+	slices.SortFunc(pairs, func(a, b [2]int) int { return cmp.Compare(a[0], b[0]) })
 	for k, p := range pairs {
-		li[k], ri[k] = int32(p), int32(p>>32)
+		remote[k], local[k] = p[0], p[1]
 	}
 }
 
 // blocksRead hands the end of a block READ to lease.Pulls. Others may take its place from the next refill on.
 func (w *Worker) blocksRead(x *pull, rank int, err error) {
+	if err != nil {
+		err = readError(err)
+		x.err = cmp.Or(x.err, err)
+	}
 	if x.reading--; x.reading == 0 {
 		x.peer.reading--
 		x.peer.bytes -= x.bytes
-	}
-	if err != nil {
-		err = readError(err)
+		w.leaves(x.peer)
+		x.end(x.err)
+		if f := w.cfg.Trace.Verify; f != nil && x.Verify && x.err == nil && !x.ended {
+			x.traced = f(x.Pull)
+		}
 	}
 	if err := w.pulls.BlocksRead(x.Request, rank, err); err != nil {
-		w.log.Error("end of a block READ", "request", x.Request, "rank", rank, "error", err)
+		w.log.Error("end of a block READ", "peer", x.Peer.Engine, "peer_rank", rank, "request", x.Request, "error", err)
 	}
 }
 
@@ -239,15 +271,21 @@ func (x *pull) verifiable(m *Metadata) error {
 
 // start posts t. It is polled to its end by poll, where one that is done at once is found too.
 func (w *Worker) start(t *transfer) {
+	w.moved = w.now
 	t.peer.active++
 	if t.pull != nil {
 		w.stats.Reads++
 	} else {
 		w.stats.Checks++
 	}
-	if _, err := t.Post(); err != nil {
+	t.since = time.Now()
+	_, err := t.Post()
+	if err != nil {
 		w.failed(t, err)
 		return
+	}
+	if t.pull != nil {
+		w.stats.PostTime.Observe(time.Since(t.since).Seconds(), postSeconds[:])
 	}
 	w.active = append(w.active, t)
 }
@@ -275,7 +313,7 @@ func (w *Worker) poll() {
 	}
 	w.states = slices.Grow(w.states[:0], len(w.active))[:len(w.active)]
 	if err := w.fabric.Poll(w.polled, w.states); err != nil {
-		w.log.Error("poll transfers", "error", err)
+		w.quiet.Warn("poll transfers", "", "error", err)
 		return
 	}
 	clear(w.polled)
@@ -293,6 +331,9 @@ func (w *Worker) poll() {
 	for _, t := range ended {
 		w.ended(t)
 	}
+	if len(ended) > 0 {
+		w.moved = w.now
+	}
 }
 
 // ended takes a terminal transfer apart.
@@ -301,23 +342,27 @@ func (w *Worker) ended(t *transfer) {
 		w.failed(t, err)
 		return
 	}
-	bytes := t.Bytes()
+	bytes, took := t.Bytes(), time.Since(t.since).Seconds()
 	t.peer.active--
 	t.peer.proved, t.peer.failures = true, 0
 	if err := t.close(); err != nil {
-		w.log.Warn("release a READ", "engine", t.peer.info.Engine, "error", err)
+		w.log.Warn("release a READ", "peer", t.peer.info.Engine, "error", err)
 	}
 	if t.pull == nil {
+		w.stats.CheckTime.Observe(took, checkSeconds[:])
 		w.checked(t.check, w.cells.take(t.cells), nil)
 		return
 	}
 	w.stats.BytesRead += int64(bytes)
+	w.stats.ReadTime.Observe(took, postSeconds[1:])
+	w.stats.ReadSize.Observe(float64(bytes), sizeBytes[:])
+	w.stats.ReadDescriptors.Observe(float64(t.descs), descriptorCounts[:])
 	w.blocksRead(t.pull, t.rank, nil)
 }
 
 // failed reports a transfer that failed. Its bytes may still land; it settles when the fabric lets it go.
 func (w *Worker) failed(t *transfer, err error) {
-	w.stats.TransfersFailed++
+	w.stats.countFailed(t.pull == nil, err)
 	w.broke(t.peer, err)
 	t.err = err
 	if t.pull == nil {
@@ -339,7 +384,7 @@ func (w *Worker) settled(t *transfer) bool {
 	if err := t.close(); errors.Is(err, nixl.ErrActive) {
 		return false
 	} else if err != nil {
-		w.log.Warn("release a failed READ", "engine", t.peer.info.Engine, "error", err)
+		w.log.Warn("release a failed READ", "peer", t.peer.info.Engine, "error", err)
 	}
 	t.peer.active--
 	if t.pull == nil {
@@ -353,7 +398,7 @@ func (w *Worker) settled(t *transfer) bool {
 // checked hands the end of a slot READ to lease.Pulls.
 func (w *Worker) checked(b lease.CheckBatch, cells []int64, err error) {
 	if err := w.pulls.Checked(b, cells, err); err != nil {
-		w.log.Error("end of a slot READ", "engine", b.Engine, "rank", b.Rank, "error", err)
+		w.log.Error("end of a slot READ", "peer", b.Engine, "peer_rank", b.Rank, "error", err)
 	}
 }
 
@@ -405,6 +450,7 @@ func (w *Worker) check(b lease.CheckBatch) error {
 	}
 	t := &transfer{peer: p, rank: r.rank, check: b, cells: cells}
 	if err = t.prepare(w.fabric, r.agent, local, remote); err != nil {
+		w.stats.countFailed(true, err)
 		w.cells.take(cells)
 		return err
 	}
@@ -444,6 +490,7 @@ func (w *Worker) finish(res *lease.Result) {
 			continue
 		}
 		x.ended = true
+		x.end(f.Err)
 		if !f.Quarantined {
 			delete(w.reads, id)
 		}
@@ -499,6 +546,8 @@ func (w *Worker) giveUp(request string, res *lease.Result) {
 		w.forget(x)
 		res.Settled = append(res.Settled, request)
 	default:
+		x.ended = true
+		x.end(lease.ErrAborted)
 		if err := w.pulls.Cancel(request); err != nil {
 			w.log.Error("cancel a pull", "request", request, "error", err)
 		}
@@ -509,6 +558,7 @@ func (w *Worker) giveUp(request string, res *lease.Result) {
 func (w *Worker) forget(x *pull) {
 	delete(w.reads, x.Request)
 	x.peer.pulls.Remove(x.place)
+	w.leaves(x.peer)
 }
 
 // expire fails the pulls whose time is over. Their READs go on: NIXL cannot stop them.

@@ -44,10 +44,10 @@ func TestHandshakeBytesAreVLLMs(t *testing.T) {
 			require.Equal(t, unhex(t, h.Request), appendAsk(nil, id))
 
 			payload := unhex(t, h.Payload)
-			r, err := parseReply([][]byte{payload, unhex(t, h.Clock)}, "")
+			r, err := parseReply([][]byte{payload, unhex(t, h.Clock)}, rankID{}, expected{})
 			require.NoError(t, err)
 			require.Equal(t, h.ClockSeconds, r.Clock)
-			require.Equal(t, payload, appendReply(nil, r.Hash, r.Metadata), "encoding what was decoded")
+			require.Equal(t, payload, appendReply(nil, r.Hash, r.Metadata, rankID{}, nil), "encoding what was decoded")
 			require.Zero(t, r.Metadata.SlotsCount, "vLLM has no lease slots")
 		})
 	}
@@ -147,11 +147,11 @@ func TestAnotherHashIsRefusedBeforeTheMetadataIsDecoded(t *testing.T) {
 	b = msgp.AppendString(msgp.AppendString(b, "compatibility_hash"), "theirs")
 	b = msgp.AppendBytes(msgp.AppendString(b, "agent_metadata_bytes"), []byte{0xff})
 	frames := [][]byte{b, msgp.AppendFloat64(nil, 1)}
-	_, err := parseReply(frames, "ours")
+	_, err := parseReply(frames, rankID{}, expected{hash: "ours"})
 	require.ErrorContains(t, err, "theirs")
 	require.ErrorContains(t, err, "ours")
 	require.NotErrorIs(t, err, ErrWire)
-	_, err = parseReply(frames, "")
+	_, err = parseReply(frames, rankID{}, expected{})
 	require.ErrorIs(t, err, ErrWire)
 }
 
@@ -188,9 +188,9 @@ func FuzzReply(f *testing.F) {
 	for _, h := range g.Handshakes {
 		f.Add(unhex(f, h.Payload), unhex(f, h.Clock))
 	}
-	f.Add(appendReply(nil, "h", sample()), msgp.AppendFloat64(nil, 1))
+	f.Add(appendReply(nil, "h", sample(), rankID{}, nil), msgp.AppendFloat64(nil, 1))
 	f.Fuzz(func(t *testing.T, payload, clock []byte) {
-		r, err := parseReply([][]byte{payload, clock}, "")
+		r, err := parseReply([][]byte{payload, clock}, rankID{}, expected{})
 		if err != nil {
 			return
 		}

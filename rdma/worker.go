@@ -17,12 +17,14 @@ import (
 var ErrClosed = fmt.Errorf("worker: %w", nixl.ErrClosed)
 
 // Worker is one rank of an engine: it owns the rank's fabric, holds the leases on the blocks of this rank that others
-// read, and reads the blocks of others. All work happens in Step; the only goroutines are those of handshakes under way.
+// read, and reads the blocks of others. All work happens in Step; the only goroutines are those of handshakes under way and
+// of watches over the Directory, one per engine that was found there.
 // Methods are safe for concurrent use.
 type Worker struct {
-	cfg  WorkerConfig
-	log  *slog.Logger
-	meta Metadata
+	cfg   WorkerConfig
+	log   *slog.Logger
+	quiet *quiet
+	meta  Metadata
 
 	fabric Fabric
 	cells  cellPool
@@ -34,17 +36,24 @@ type Worker struct {
 	ctx        context.Context
 	cancel     context.CancelFunc
 	background sync.WaitGroup
+	closing    sync.Once
+	closeErr   error
 	handshakes chan handshake
+	outdated   chan *listing
 
 	mu       sync.Mutex // held by Step and Close
 	closed   bool
 	now      time.Time // of the step under way
+	moved    time.Time // of the last step in which a READ or a handshake began or ended
 	table    *lease.Table
 	pulls    *lease.Pulls
-	peers    map[string]*peer
+	peers    map[string]*peer // to read from, by engine
+	tellers  map[string]*peer // to be told things only
+	evictAt  time.Time        // no engine has to be forgotten before
 	unwell   bool             // there may be peers that are idle or broken
 	reads    map[string]*pull // by local request
 	overdue  time.Time        // no pull is overdue before
+	room     []*peer          // those whose first waiting pull may have room since another one left
 	active   []*transfer
 	settling []*transfer      // failed, and the fabric may still write for them
 	polled   []Read           // scratch of poll
@@ -52,26 +61,6 @@ type Worker struct {
 	finished []lease.Finished // scratch of finish
 	beatBuf  []byte           // scratch of sendAll
 	stats    WorkerStats
-}
-
-// WorkerStats counts what a Worker did since it was made.
-type WorkerStats struct {
-	Steps            int64
-	Reads            int64 // block READs posted
-	BytesRead        int64 // bytes of block READs that completed
-	Checks           int64 // slot READs posted
-	Verified         int64 // pulls reported as received after a check
-	Unverified       int64 // pulls reported as received without one (verification off)
-	Lapsed           int64 // pulls refused because a slot held another nonce
-	Unverifiable     int64 // pulls refused because they could not be checked
-	TransfersFailed  int64
-	HandshakesFailed int64
-	HeartbeatsSent   int64 // messages
-	NotifyFailed     int64 // heartbeats and read-completes that NIXL did not take
-	Pulls            int   // waiting, being read, checked, or in quarantine now
-	Waiting          int   // of those, waiting for a handshake or for room (MaxBytesPerPeer, MaxReadsPerPeer)
-	Peers            int   // connected now
-	Leases           lease.TableStats
 }
 
 // NewWorker makes a rank over fabric, which it closes when it is closed or cannot be made. It registers the lease slots, and
@@ -86,8 +75,9 @@ func NewWorker(fabric Fabric, cfg WorkerConfig) (*Worker, error) {
 		return nil, errors.Join(err, fabric.Close())
 	}
 	w := &Worker{cfg: cfg, log: cfg.Logger.With("engine", cfg.Engine, "rank", cfg.Rank), meta: *cfg.metadata(), fabric: fabric,
-		cells: cellPool{fabric: fabric}, pulls: lease.NewPulls(), lists: map[string]List{}, peers: map[string]*peer{}, reads: map[string]*pull{},
-		handshakes: make(chan handshake)}
+		cells: cellPool{fabric: fabric}, pulls: lease.NewPulls(), lists: map[string]List{}, peers: map[string]*peer{}, tellers: map[string]*peer{},
+		reads: map[string]*pull{}, handshakes: make(chan handshake), outdated: make(chan *listing)}
+	w.quiet = newQuiet(w.log)
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	if err := w.open(); err != nil {
 		return nil, errors.Join(fmt.Errorf("worker of engine %q, rank %d: %w", cfg.Engine, cfg.Rank, err), w.Close())
@@ -106,7 +96,7 @@ func (w *Worker) open() (err error) {
 		cells = int64s(slots)
 	}
 	w.table, err = lease.NewTable(lease.TableConfig{
-		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells)})
+		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells), Trace: w.cfg.Trace.Lease})
 	if err != nil {
 		return err
 	}
@@ -141,6 +131,7 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	w.now = now
 	err := w.hold(now, plan)
 	w.takeHandshakes(now, &res)
+	w.takeOutdated()
 	for _, id := range plan.Cancel {
 		w.giveUp(id, &res)
 	}
@@ -160,6 +151,7 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	w.expire(now, &res)
 	w.finish(&res)
 	w.heal(now, &res)
+	w.evict(now)
 	// Reaping comes last: a heartbeat that waited out a long forward pass has been handled above.
 	w.table.Reap(now)
 	res.Sent = w.table.Ended(res.Sent)
@@ -185,18 +177,19 @@ func (w *Worker) drain(now time.Time) (err error) {
 	w.notifs, err = w.fabric.Notifications(w.notifs[:0])
 	for _, n := range w.notifs {
 		if err := w.table.Notify(now, n.From, n.Payload); err != nil {
-			w.log.Debug("ignored a notification", "from", n.From, "error", err)
+			w.quiet.Warn("ignored a notification", n.From, "error", err)
 		}
 	}
 	clear(w.notifs)
 	return err
 }
 
-// Busy reports whether a READ or a handshake is under way, so that the next step should come soon.
-func (w *Worker) Busy() bool {
+// Busy reports whether a READ or a handshake that one waits for is under way, so that the next step should come soon, and the
+// time of the last step in which one began or ended.
+func (w *Worker) Busy() (busy bool, moved time.Time) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.reads)+len(w.active) > 0
+	return len(w.reads)+len(w.active) > 0, w.moved
 }
 
 // Stats returns a snapshot.
@@ -205,9 +198,19 @@ func (w *Worker) Stats() WorkerStats {
 	defer w.mu.Unlock()
 	s := w.stats
 	s.Pulls = len(w.reads)
-	for _, p := range w.peers {
-		if p.state == connected {
+	for p := range w.everyone {
+		if p.tell && w.other(p) != nil {
+			continue // counted as one to read from
+		}
+		switch p.state {
+		case idle:
+			s.PeersIdle++
+		case connecting:
+			s.PeersConnecting++
+		case connected:
 			s.Peers++
+		case broken:
+			s.PeersBroken++
 		}
 		s.Waiting += p.pulls.Len()
 	}
@@ -220,13 +223,24 @@ func (w *Worker) Stats() WorkerStats {
 // Close ends the agent; READs under way end with it and no byte of them lands afterwards. The KV memory is the caller's
 // again when it returns. Peers learn nothing: an engine that holds leases revokes them first.
 func (w *Worker) Close() error {
+	w.closing.Do(func() { w.closeErr = w.close() })
+	return w.closeErr
+}
+
+func (w *Worker) close() error {
+	w.mu.Lock()
+	w.closed = true // no Step starts anything in the background from here on
+	w.mu.Unlock()
 	w.cancel()
 	w.background.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.closed {
-		return nil
+	for p := range w.everyone {
+		p.endHandshake(time.Since(p.since), ErrClosed)
 	}
-	w.closed = true
+	for _, x := range w.reads {
+		x.end(ErrClosed)
+	}
+	w.quiet.Close()
 	return w.fabric.Close()
 }

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -515,6 +517,70 @@ func TestOwnerThatCameBackUnderItsNameIsReadAgain(t *testing.T) {
 		require.NoError(t, owner.side.Close())
 		require.NoError(t, owner.w.Close())
 	}
+}
+
+// vllm#49238, nixl#1986, cases.md 16: readers that come, read and go leave no file descriptors and no state with their owner.
+func TestSixtyReadersComeAndGo(t *testing.T) {
+	start := time.Now()
+	owner := newEngine(t, &start, "owner")
+	owner.fill(0xA1, 2)
+	files := func() int {
+		names, err := os.ReadDir("/proc/self/fd")
+		require.NoError(t, err)
+		return len(names)
+	}
+	var before int
+	var gone sync.WaitGroup
+	for i := range 60 {
+		id := fmt.Sprint("req-", i)
+		reader := newEngine(t, &start, "reader-"+id)
+		reader.pull(id, owner.publish(id, 2), 1)
+		until(t, "the read", func() bool { return reader.ran[id] }, reader)
+		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner)
+		require.NoError(t, reader.side.Close())
+		gone.Go(func() { reader.w.Close() }) // again by the end of the test, which looks at the error
+		if i == 4 {
+			gone.Wait()
+			before = files()
+		}
+	}
+	gone.Wait()
+	require.Eventually(t, func() bool { return files() <= before }, 20*time.Second, time.Millisecond, "they left %d files open", files()-before)
+	require.Empty(t, owner.w.peers)
+	require.Zero(t, owner.w.Stats().Leases.Live)
+}
+
+// peer-tests A3.33, A3.34: what belongs to an engine that was not used for engine_ttl goes, and comes back with its next use.
+func TestIdleEngineIsForgotten(t *testing.T) {
+	now, owner, reader := pair2(t)
+	owner.fill(0xA1, 2)
+	read := func(id string) {
+		t.Helper()
+		reader.pull(id, owner.publish(id, 2), 1)
+		until(t, "the read", func() bool { return reader.ran[id] }, reader)
+		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner)
+		require.True(t, reader.holds(0xA1, 1))
+	}
+	read("first")
+	agent := reader.w.peers["owner"].ranks[0].agent
+	known := func() error { return reader.w.fabric.(*nixlFabric).CheckRemote(agent, nixl.DRAM, nil) }
+	require.NoError(t, known())
+	*now = now.Add(time.Hour - time.Second)
+	reader.step()
+	require.Len(t, reader.w.peers, 1)
+	*now = now.Add(time.Second)
+	reader.step()
+	require.Empty(t, reader.w.peers)
+	require.ErrorIs(t, known(), nixl.ErrNotFound)
+	require.EqualValues(t, 1, reader.w.Stats().PeersEvicted)
+	read("second")
+
+	never := newEngine(t, now, "never", func(c *WorkerConfig) { c.Lease.EngineTTL = 0 })
+	never.pull("local", owner.publish("third", 2), 1)
+	until(t, "the read", func() bool { return never.ran["local"] }, never)
+	*now = now.Add(9999 * time.Second)
+	never.step()
+	require.Len(t, never.w.peers, 1)
 }
 
 func TestHandshakeThatNeverEndsIsATimeout(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"strconv"
 	"sync"
 	"time"
@@ -94,6 +95,7 @@ type owner struct {
 
 	mu      sync.Mutex
 	took    []time.Duration // steps of the phase
+	work    time.Duration   // most CPU time of one of them
 	err     error
 	began   time.Time // of the phase, and what the counters were
 	cpu     time.Duration
@@ -150,6 +152,7 @@ func (o *owner) publish(f fleet) (answer, error) {
 }
 
 func (o *owner) loop() {
+	runtime.LockOSThread() // for its CPU time
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	var next time.Time
@@ -159,16 +162,16 @@ func (o *owner) loop() {
 			return
 		case <-tick.C:
 		}
-		now := time.Now()
+		used, now := cpu(unix.CLOCK_THREAD_CPUTIME_ID), time.Now()
 		err := o.step(now)
-		took := time.Since(now)
+		took, work := time.Since(now), cpu(unix.CLOCK_THREAD_CPUTIME_ID)-used
 		var s sample
 		if now.After(next) {
 			s = sample{now, o.worker.Stats().Leases.Renewals, cpu(unix.CLOCK_PROCESS_CPUTIME_ID)}
 		}
 		o.mu.Lock()
 		o.err = errors.Join(o.err, err)
-		o.took = append(o.took, took)
+		o.took, o.work = append(o.took, took), max(o.work, work)
 		if now.After(next) {
 			o.sampled = append(o.sampled, s)
 			next = now.Add(o.fleet.config().Interval())
@@ -206,6 +209,7 @@ func (o *owner) phase() (phase, error) {
 	p := phase{Wall: now.Sub(o.began), CPU: used - o.cpu, Renewals: s.Renewals - o.leases.Renewals, Messages: s.Heartbeats - o.leases.Heartbeats,
 		Live: s.Live}
 	p.steps(o.took)
+	p.MaxCPU = micro(o.work)
 	for i := 1; i < len(o.sampled); i++ {
 		a, b := o.sampled[i-1], o.sampled[i]
 		n := float64(b.renewals - a.renewals)
@@ -215,7 +219,7 @@ func (o *owner) phase() (phase, error) {
 		}
 	}
 	p.RSS, p.FDs = resources()
-	o.took, o.sampled, o.began, o.cpu, o.leases = o.took[:0], nil, now, used, s
+	o.took, o.work, o.sampled, o.began, o.cpu, o.leases = o.took[:0], 0, nil, now, used, s
 	return p, o.err
 }
 

@@ -18,6 +18,7 @@ type phase struct {
 	Live          int64 // leases at the end
 	Steps         int
 	P50, P99, Max float64
+	MaxCPU        float64   // of one step, by its thread's clock: Max is more where the step did not get a core
 	Rates         []float64 // renewals per second in each interval
 	Costs         []float64 // ns of CPU per renewal in each interval
 	RSS           int64     // bytes

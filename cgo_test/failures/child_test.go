@@ -51,17 +51,19 @@ type setup struct {
 type command struct {
 	Number int
 	Do     string
-	// publish: published, freed. fetch: checking if Halt, done, settled if in quarantine. release, go, spoil, exhaust, relax: ok.
-	// stats: stats.
+	// publish: published, freed. fetch: checking if Halt, verified if HaltLate, done, settled if in quarantine. release, go, spoil,
+	// exhaust, relax: ok. stats: stats.
 
 	Request string
 	Params  *lease.Params
 	Blocks  []int
 	Tag     byte // what every byte of the request is
 	Halt    bool // wait for "go" between block and slot READ
-	Pid     int  // once the block READ is posted, send Signal to this process
-	Signal  syscall.Signal
-	Left    int // exhaust: file descriptors left free
+	// HaltLate: wait for "go" between slot READ and read-complete.
+	HaltLate bool
+	Pid      int // once the block READ is posted, send Signal to this process
+	Signal   syscall.Signal
+	Left     int // exhaust: file descriptors left free
 }
 
 // answer is a line of a child.
@@ -90,6 +92,7 @@ type child struct {
 	outMu sync.Mutex
 	out   *json.Encoder
 	halt  atomic.Pointer[halted]
+	late  atomic.Pointer[halted]
 	goOn  chan struct{}
 	fill  []*os.File // what takes the file descriptors
 	files syscall.Rlimit
@@ -133,7 +136,7 @@ func runChild(text string) error {
 	c.node, err = nixlgo.New(nixlgo.Config{
 		Engine: s.Engine, Host: s.Host, Port: s.Port, Layers: 1, Blocks: blocks, BlockBytes: s.BlockBytes, Lease: lc,
 		Compatibility: s.Compatibility, HandshakeTimeout: handshakeTimeout, ReadTimeout: cmp.Or(s.ReadTimeout, readTimeout),
-		Trace:  rdma.Trace{BeforeCheck: c.beforeCheck},
+		Trace:  rdma.Trace{BeforeCheck: c.beforeCheck, Verify: c.verify},
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {
@@ -251,12 +254,16 @@ func (c *child) fetch(cmd command) {
 	if cmd.Halt {
 		c.halt.Store(wait)
 	}
+	if cmd.HaltLate {
+		c.late.Store(wait)
+	}
 	h, err := c.node.Hold(cmd.Params)
 	if err == nil {
 		err = h.Fetch(context.Background(), cmd.Blocks)
 	}
 	close(ended)
 	c.halt.CompareAndSwap(wait, nil)
+	c.late.CompareAndSwap(wait, nil)
 	a.Quarantined = errors.Is(err, nixlgo.ErrQuarantined)
 	a.First = c.node.Block(0, cmd.Blocks[0])[0]
 	if err == nil {
@@ -297,6 +304,19 @@ func (c *child) beforeCheck(string, int, int) {
 		h.signal() // if the READ was faster than we looked
 		c.say(answer{Number: h.number, Kind: "checking"})
 		<-c.goOn
+	}
+}
+
+// verify halts the node's own goroutine when a check has ended well, before the owner is told.
+func (c *child) verify(lease.Pull) func(error) {
+	return func(err error) {
+		if err != nil {
+			return
+		}
+		if h := c.late.Swap(nil); h != nil {
+			c.say(answer{Number: h.number, Kind: "verified"})
+			<-c.goOn
+		}
 	}
 }
 

@@ -123,7 +123,7 @@ func TestReadersOutliveAStoppedOwner(t *testing.T) {
 		r.recovers(owner)
 		r.idle()
 	}
-	owner.flat(before, 3*len(readers)) // their connections
+	owner.flat(before, 8*len(readers)) // their connections
 }
 
 // The messages of a reader that is gone reach an owner that was stopped meanwhile, or are lost; the blocks come back either

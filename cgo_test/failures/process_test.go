@@ -289,6 +289,8 @@ func (p *process) fetch(x *publication, change ...func(*command)) *call {
 
 func halt(c *command) { c.Halt = true }
 
+func haltLate(c *command) { c.HaltLate = true }
+
 // kill makes the child send s to pid when its block READ is posted.
 func kill(pid int, s syscall.Signal) func(*command) {
 	return func(c *command) { c.Pid, c.Signal = pid, s }
@@ -411,7 +413,7 @@ func (p *process) flat(before level, sockets int) {
 	require.Eventually(p.t, func() bool {
 		a = p.stats()
 		w, s := a.Stats.Worker, a.Stats.Scheduler
-		return w.Pulls == 0 && w.Leases.Live == 0 && s.Tracked == 0 && s.Running+s.Pinned == 0 &&
+		return w.Pulls == 0 && w.Leases.Live == 0 && s.Tracked+s.Peers == 0 && s.Running+s.Pinned == 0 &&
 			a.Goroutines-1 <= before.goroutines && a.FDs-sockets <= before.files
 	}, patience, 20*time.Millisecond, "%s", stringer(func() string {
 		return fmt.Sprintf("%s was at %+v and is at %d goroutines and %d files, %+v", p.name, before, a.Goroutines, a.FDs, a.Stats)

@@ -169,6 +169,6 @@ func TestReaderStoppedPastItsLeaseAcceptsNothing(t *testing.T) {
 		if i > 0 {
 			q.recovers(owner)
 		}
-		q.flat(levels[i], 4) // readers[1] was connected anew, package nixl's leak
+		q.flat(levels[i], 8) // readers[1] was connected anew, package nixl's leak
 	}
 }

@@ -8,7 +8,8 @@ import (
 	"github.com/nixlgo/nixlgo/lease"
 )
 
-// A reader that does not fit its owner is refused in the handshake, before any READ.
+// A reader that does not fit its owner is refused in the handshake, before any READ. The owner is told at once that it will not
+// read.
 func TestReadersThatDoNotFitAreRefused(t *testing.T) {
 	none := uint64(0)
 	owner := launch(t, "owner", setup{Memlock: &none}, where{})
@@ -47,12 +48,12 @@ func TestReadersThatDoNotFitAreRefused(t *testing.T) {
 		require.Contains(t, a.Error, c.text)
 		f.settled(a)
 	}
-	x.freed(lease.ReasonRead, lease.ReasonExpired) // a failed fetch tells an owner that it reached
+	x.freed(lease.ReasonRead)
 	stop()
 	for _, r := range []*process{hash, geometry, reader} {
 		require.Zero(t, r.stats().Stats.Worker.Reads)
 		r.idle()
 	}
 	third.idle()
-	owner.flat(before, 4) // the connection of one more reader
+	owner.flat(before, 8) // the connections of three more readers, two of which can only tell it things
 }

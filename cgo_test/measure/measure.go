@@ -55,6 +55,11 @@ func Interleave(ctx context.Context, repeats int, alternatives ...Alternative) (
 // Min is the shortest time, which other load on the machine disturbed least.
 func (s Sample) Min() time.Duration { return slices.Min(s.Times) }
 
+// Median is the time that half of the repeats did not exceed.
+func (s Sample) Median() time.Duration {
+	return slices.Sorted(slices.Values(s.Times))[(len(s.Times)-1)/2]
+}
+
 // Spread is (max-min)/min: how much the machine disturbed the repeats.
 func (s Sample) Spread() float64 {
 	least := s.Min()

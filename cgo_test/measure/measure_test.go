@@ -30,6 +30,7 @@ func TestInterleaveRotatesAndKeepsEveryRepeat(t *testing.T) {
 	require.Equal(t, []Sample{{"a", []time.Duration{30, 20, 50}}, {"b", []time.Duration{1, 1, 1}}}, samples)
 	require.Equal(t, time.Duration(20), samples[0].Min())
 	require.Equal(t, 1.5, samples[0].Spread())
+	require.Equal(t, time.Duration(30), samples[0].Median())
 	require.Zero(t, samples[1].Spread())
 	require.Equal(t, 5.0, samples[0].GBs(100))
 }
@@ -101,12 +102,18 @@ func TestWriteRefusesWhatItCannotWrite(t *testing.T) {
 
 func TestPrintAlignsTheTable(t *testing.T) {
 	r := NewReport("x")
-	r.Add(Row{Name: "tcp", Unit: "GB/s", Ours: 1.23456, Peer: 0.5, Repeats: 7, Spread: 0.126})
-	r.Add(Row{Name: "longer name", Unit: "ns", Ours: 123456, Repeats: 10})
+	reached := Row{Name: "tcp", Unit: "GB/s", Ours: 1.23456, Peer: 0.5, Repeats: 7, Spread: 0.126}
+	reached.Aim("≥ 2", true)
+	r.Add(reached)
+	missed := Row{Name: "longer name", Unit: "ns", Ours: 123456, Repeats: 10}
+	missed.Aim("≤ 9 ns", false)
+	r.Add(missed)
+	r.Add(Row{Name: "free", Unit: "ns", Ours: 1, Repeats: 1})
 	var b bytes.Buffer
 	require.NoError(t, r.Print(&b))
 	require.Equal(t, ""+
-		"name         unit  ours    peer  ratio  repeats  spread\n"+
-		"tcp          GB/s  1.23    0.5   2.47   7        13 %\n"+
-		"longer name  ns    123456  -     -      10       0 %\n", b.String())
+		"name         unit  ours    peer  ratio  repeats  spread  target\n"+
+		"tcp          GB/s  1.23    0.5   2.47   7        13 %    ≥ 2: met\n"+
+		"longer name  ns    123456  -     -      10       0 %     ≤ 9 ns: MISSED\n"+
+		"free         ns    1       -     -      1        0 %     -\n", b.String())
 }

@@ -25,8 +25,24 @@ type Row struct {
 	Peer    float64            `json:"peer,omitempty"`
 	Ratio   float64            `json:"ratio,omitempty"` // Ours ÷ Peer
 	Repeats int                `json:"repeats"`
-	Spread  float64            `json:"spread"` // of Ours: (max-min)/min over the repeats
+	Spread  float64            `json:"spread"`           // of Ours: (max-min)/min over the repeats
+	Target  string             `json:"target,omitempty"` // what is to be reached; empty: nothing is
+	Met     *bool              `json:"met,omitempty"`    // whether it was; set with Target
 	Extra   map[string]float64 `json:"extra,omitempty"`
+}
+
+// Aim gives the row a target, which is reported and not enforced.
+func (r *Row) Aim(target string, met bool) { r.Target, r.Met = target, &met }
+
+// outcome is the target with what became of it.
+func (r *Row) outcome() string {
+	switch {
+	case r.Met == nil:
+		return "-"
+	case *r.Met:
+		return r.Target + ": met"
+	}
+	return r.Target + ": MISSED"
 }
 
 // Report is the outcome of one make target.
@@ -67,9 +83,10 @@ func (r *Report) Add(row Row) {
 // Print writes the rows as an aligned table.
 func (r *Report) Print(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "name\tunit\tours\tpeer\tratio\trepeats\tspread")
+	fmt.Fprintln(t, "name\tunit\tours\tpeer\tratio\trepeats\tspread\ttarget")
 	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%.0f %%\n", row.Name, row.Unit, number(row.Ours), number(row.Peer), number(row.Ratio), row.Repeats, 100*row.Spread)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%.0f %%\t%s\n", row.Name, row.Unit, number(row.Ours), number(row.Peer), number(row.Ratio), row.Repeats,
+			100*row.Spread, row.outcome())
 	}
 	return t.Flush()
 }
@@ -81,6 +98,9 @@ func (r *Report) Finish(w io.Writer) error {
 	}
 	fmt.Fprintln(w)
 	for _, row := range r.Rows {
+		if len(row.Extra) == 0 {
+			continue
+		}
 		fmt.Fprintf(w, "%s:", row.Name)
 		for _, k := range slices.Sorted(maps.Keys(row.Extra)) {
 			fmt.Fprintf(w, " %s %.3g", k, row.Extra[k])

@@ -3,13 +3,15 @@
 
 usage: tiny_model.py FOLDER
 
-Two layers, two KV heads of 32, float32. There is no tokenizer: prompts are token ids 0..255. With vLLM's
-CPU attention and 32 tokens per block, one block of one layer is 2 heads x 32 tokens x (32 + 32) x 4 bytes = 16384 bytes.
+Two layers, two KV heads of 32, float32. Prompts are token ids 0..255; the tokenizer, which only the API server uses, calls
+them t0..t255. With vLLM's CPU attention and 32 tokens per block, one block of one layer is 2 heads x 32 tokens x (32 + 32) x
+4 bytes = 16384 bytes.
 """
 import json
 import pathlib
 import sys
 
+import tokenizers
 import torch
 from safetensors.torch import save_file
 
@@ -53,3 +55,9 @@ for layer in range(LAYERS):
     }.items():
         weights[f"model.layers.{layer}.{name}.weight"] = tensor
 save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+words = tokenizers.models.WordLevel({f"t{i}": i for i in range(VOCABULARY)}, unk_token="t0")
+tokenizer = tokenizers.Tokenizer(words)
+tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+tokenizer.save(str(folder / "tokenizer.json"))
+(folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "t0", "eos_token": "t1"}) + "\n")

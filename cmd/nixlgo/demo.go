@@ -28,6 +28,7 @@ type demoConfig struct {
 	layers     int
 	lease      time.Duration
 	json       bool
+	report     string // file; empty: none
 }
 
 func newDemo() *cobra.Command {
@@ -39,6 +40,9 @@ func newDemo() *cobra.Command {
 			"shows five scenes: verified reads, a request that queues while heartbeats keep its lease, a read that is refused\n" +
 			"because its lease lapsed under it, a reader that is killed, and a read without a lease.\n\n" +
 			"It succeeds only if the two processes report that every scene went as told.",
+		Example: "  nixlgo demo                                  # 25 s, no GPU, no RDMA device\n" +
+			"  nixlgo demo --report demo.html               # and a page with the timeline of every lease\n" +
+			"  nixlgo demo --tls rc --requests 1000 --json  # over InfiniBand or RoCE, for programs",
 		Args: noArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := cfg.validate(); err != nil {
@@ -47,7 +51,11 @@ func newDemo() *cobra.Command {
 			if _, err := loadKV(cfg.kv, cfg.blockBytes); err != nil {
 				return err
 			}
-			return (&demo{demoConfig: cfg, out: cmd.OutOrStdout(), start: time.Now()}).run(cmd.Context())
+			d := &demo{demoConfig: cfg, out: cmd.OutOrStdout(), start: time.Now()}
+			if cfg.report == "" {
+				return d.run(cmd.Context())
+			}
+			return d.runWithReport(cmd.Context())
 		},
 	}
 	f := c.Flags()
@@ -60,6 +68,7 @@ func newDemo() *cobra.Command {
 	f.IntVar(&cfg.layers, "layers", 2, "layers")
 	f.DurationVar(&cfg.lease, "lease", 3*time.Second, "lease duration")
 	f.BoolVar(&cfg.json, "json", false, "print one JSON object per line")
+	f.StringVar(&cfg.report, "report", "", "HTML file for a report with the timeline of every lease; it needs no network")
 	return c
 }
 
@@ -119,6 +128,7 @@ type demo struct {
 
 	owner, reader *process
 	summary       demoSummary
+	events        recorder
 }
 
 // demoSummary is the last line.
@@ -162,6 +172,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		{"a read whose params carry no lease", d.unverifiable},
 	} {
 		d.scene = i + 1
+		d.events.begin(scene.title)
 		d.say("scene", "", fmt.Sprintf("scene %d: %s", d.scene, scene.title), map[string]any{"title": scene.title})
 		if err := scene.play(ctx); err != nil {
 			return fmt.Errorf("scene %d (%s): %w", d.scene, scene.title, err)
@@ -215,7 +226,7 @@ func (d *demo) verifiedReads(ctx context.Context) error {
 		}
 		d.summary.Verified++
 		d.say("verified", "decode", fmt.Sprintf("%s: %d blocks × %d layers, %s in %.1f ms, slot %d holds its nonce, %d SHA-256 equal",
-			e.ID, d.blocks, d.layers, size(e.Bytes), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
+			e.ID, d.blocks, d.layers, byteSize(int64(e.Bytes)), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
 			map[string]any{"id": e.ID, "bytes": e.Bytes, "seconds": e.Seconds, "slot": p.Params.Lease.Slot, "nonce": p.Params.Lease.Nonce})
 		if next := done + atOnce; next < len(ids) {
 			if err := d.fetch(ids[next], published[ids[next]].Params, next); err != nil {
@@ -299,6 +310,9 @@ func (d *demo) lapsed(ctx context.Context) error {
 		return err
 	}
 	d.say("reused", "prefill", fmt.Sprintf("%s: the same blocks now hold another request's bytes", other.ID), map[string]any{"id": other.ID})
+	if err := sleep(ctx, d.lease/4); err != nil { // so that the order of events shows in a picture
+		return err
+	}
 	if err := d.reader.send(command{Cmd: "resume"}); err != nil {
 		return err
 	}
@@ -344,6 +358,7 @@ func (d *demo) killed(ctx context.Context) error {
 	if _, err := d.owner.call(ctx, command{Cmd: "mark", ID: "kill"}, "marked"); err != nil {
 		return err
 	}
+	d.events.note("the reader is killed")
 	d.say("killed", "decode", fmt.Sprintf("SIGKILL to process %d, which holds %d leases; a heartbeat extends them by %s", d.reader.pid, heldByKilled, extension),
 		map[string]any{"pid": d.reader.pid, "leases": heldByKilled})
 	for range heldByKilled {
@@ -464,13 +479,6 @@ func (d *demo) encode(v any) {
 }
 
 func round(seconds float64) float64 { return float64(int(seconds*1000+0.5)) / 1000 }
-
-func size(bytes int) string {
-	if bytes < 1<<20 {
-		return fmt.Sprintf("%d KiB", bytes>>10)
-	}
-	return fmt.Sprintf("%.1f MiB", float64(bytes)/(1<<20))
-}
 
 func sleep(ctx context.Context, d time.Duration) error {
 	select {

@@ -31,6 +31,7 @@ type nodeConfig struct {
 	Blocks     int // of the node
 	BlockBytes int
 	Lease      time.Duration
+	Trace      bool // report what a report needs, too
 }
 
 // command tells a demo process what to do. Commands run concurrently; each is answered by an event of the same ID.
@@ -45,7 +46,8 @@ type command struct {
 
 // event is what a demo process reports.
 type event struct {
-	Event   string        `json:"event"` // ready, published, freed, holding, paused, fetched, refused, stats, marked, error
+	Event   string        `json:"event"` // ready, published, freed, holding, paused, fetched, refused, stats, marked, error; or of a trace
+	At      time.Time     `json:"at"`
 	Node    string        `json:"node,omitempty"`
 	ID      string        `json:"id,omitempty"`
 	Params  *lease.Params `json:"params,omitempty"`
@@ -74,8 +76,9 @@ type demoNode struct {
 	out    *json.Encoder
 	held   map[string]*nixlgo.Held
 	mark   time.Time
-	pause  bool
+	pause  string // the request whose check is to wait; empty: none
 	resume chan struct{}
+	grants map[int64]time.Time // by nonce, for the trace
 }
 
 func newDemoNode() *cobra.Command {
@@ -97,11 +100,12 @@ func newDemoNode() *cobra.Command {
 	f.IntVar(&cfg.Blocks, "blocks", 1, "blocks of this node")
 	f.IntVar(&cfg.BlockBytes, "block-bytes", 1, "bytes of a block of one layer")
 	f.DurationVar(&cfg.Lease, "lease", time.Second, "lease duration")
+	f.BoolVar(&cfg.Trace, "trace", false, "report grants, renewals and the parts of a fetch")
 	return c
 }
 
 func runDemoNode(ctx context.Context, cfg nodeConfig, in io.Reader, out io.Writer) error {
-	d := &demoNode{cfg: cfg, out: json.NewEncoder(out), held: map[string]*nixlgo.Held{}, resume: make(chan struct{})}
+	d := &demoNode{cfg: cfg, out: json.NewEncoder(out), held: map[string]*nixlgo.Held{}, resume: make(chan struct{}), grants: map[int64]time.Time{}}
 	var err error
 	if d.kv, err = loadKV(cfg.KV, cfg.BlockBytes); err != nil {
 		return err
@@ -110,7 +114,7 @@ func runDemoNode(ctx context.Context, cfg nodeConfig, in io.Reader, out io.Write
 	lc.Duration = cfg.Lease
 	d.node, err = nixlgo.New(nixlgo.Config{
 		Layers: cfg.Layers, Blocks: cfg.Blocks, BlockBytes: cfg.BlockBytes, Lease: lc, Library: cfg.Library,
-		Trace:  rdma.Trace{BeforeCheck: d.beforeCheck},
+		Trace:  d.trace(),
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("process", cfg.Name),
 	})
 	if err != nil {
@@ -122,6 +126,9 @@ func runDemoNode(ctx context.Context, cfg nodeConfig, in io.Reader, out io.Write
 	defer work.Wait()
 	defer cancel()
 	work.Go(func() { d.node.Run(ctx) })
+	if cfg.Trace {
+		work.Go(func() { d.watchRenewals(ctx, lc.Extension()) })
+	}
 	d.emit(event{Event: "ready", Library: nixl.Loaded().Path, PID: os.Getpid()})
 
 	lines := bufio.NewScanner(in) // ends with the parent
@@ -200,8 +207,13 @@ func (d *demoNode) publish(ctx context.Context, c command) {
 func (d *demoNode) fetch(ctx context.Context, c command) {
 	d.mu.Lock()
 	h := d.held[c.ID]
-	d.pause = c.Pause
+	if c.Pause {
+		d.pause = c.ID
+	}
 	d.mu.Unlock()
+	if d.cfg.Trace {
+		d.emit(event{Event: traceFetching, ID: c.ID})
+	}
 	start := time.Now()
 	var err error
 	if h == nil {
@@ -235,10 +247,10 @@ func (d *demoNode) fetch(ctx context.Context, c command) {
 func (d *demoNode) beforeCheck(string, int, int) {
 	d.mu.Lock()
 	pause := d.pause
-	d.pause = false
+	d.pause = ""
 	d.mu.Unlock()
-	if pause {
-		d.emit(event{Event: "paused"})
+	if pause != "" {
+		d.emit(event{Event: "paused", ID: pause})
 		<-d.resume
 	}
 }
@@ -258,8 +270,58 @@ func (d *demoNode) emit(e event) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	e.Node = d.cfg.Name
+	if e.At.IsZero() {
+		e.At = time.Now()
+	}
 	if err := d.out.Encode(e); err != nil {
 		fmt.Fprintln(os.Stderr, "demo process", d.cfg.Name, "cannot report:", err)
+	}
+}
+
+// trace are the hooks that the demo needs, and those that its report needs.
+func (d *demoNode) trace() rdma.Trace {
+	t := rdma.Trace{BeforeCheck: d.beforeCheck}
+	if !d.cfg.Trace {
+		return t
+	}
+	t.Lease.Granted = func(g lease.Grant) {
+		now := time.Now()
+		d.mu.Lock()
+		d.grants[g.Nonce] = now
+		d.mu.Unlock()
+		d.emit(event{Event: traceGranted, ID: g.Request, At: now})
+	}
+	part := func(name string, p lease.Pull) func(error) {
+		start := time.Now()
+		return func(error) { d.emit(event{Event: name, ID: p.RemoteRequest, Seconds: time.Since(start).Seconds()}) }
+	}
+	t.Read = func(p lease.Pull, _ int64) func(error) { return part(traceRead, p) }
+	t.Verify = func(p lease.Pull) func(error) { return part(traceChecked, p) }
+	return t
+}
+
+// watchRenewals reports them. It finds them by looking at the deadlines again and again: a renewal sets the deadline to its
+// own time plus the extension, so the time that it reports is exact.
+func (d *demoNode) watchRenewals(ctx context.Context, extension time.Duration) {
+	lives := map[int64]time.Duration{} // from the grant to the deadline, by nonce
+	for pause := 5 * time.Millisecond; sleep(ctx, pause) == nil; {
+		start := time.Now()
+		for _, l := range d.node.Leases() {
+			life, known := lives[l.Nonce]
+			now := l.Age + l.Left
+			if !l.Granted || known && now <= life {
+				continue
+			}
+			lives[l.Nonce] = now
+			if known {
+				d.mu.Lock()
+				granted := d.grants[l.Nonce]
+				d.mu.Unlock()
+				d.emit(event{Event: traceRenewed, ID: l.Request, At: granted.Add(now - extension)})
+			}
+		}
+		// A twentieth of a core, unless heartbeats come too fast for that.
+		pause = min(max(5*time.Millisecond, 20*time.Since(start)), extension/16)
 	}
 }
 

@@ -39,7 +39,7 @@ func (d *demo) spawn(ctx context.Context, name string) (*process, error) {
 	}
 	cmd := exec.Command(exe, "demo-node", "--name", name, "--library", d.library, "--kv", d.kv,
 		"--layers", strconv.Itoa(d.layers), "--blocks", strconv.Itoa(d.nodeBlocks()), "--block-bytes", strconv.Itoa(d.blockBytes),
-		"--lease", d.lease.String())
+		"--lease", d.lease.String(), "--trace="+strconv.FormatBool(d.report != ""))
 	cmd.Env = append(os.Environ(), "UCX_TLS="+d.tls)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
@@ -63,7 +63,9 @@ func (d *demo) spawn(ctx context.Context, name string) (*process, error) {
 			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
 				e = event{Event: "error", Error: fmt.Sprintf("not an event: %q", lines.Text())}
 			}
-			p.events <- e
+			if !d.events.add(e) {
+				p.events <- e
+			}
 		}
 	}()
 	e, err := p.wait(ctx, "ready", "")
@@ -101,7 +103,8 @@ func (p *process) wait(ctx context.Context, name, id string) (event, error) {
 		case e, ok := <-p.events:
 			switch {
 			case !ok:
-				return e, fmt.Errorf("the %s process ended while the demo waited for %q of it (%v)", p.name, name, p.cmd.ProcessState)
+				err := p.stop() // which learns how it ended
+				return e, errors.Join(fmt.Errorf("the %s process ended while the demo waited for %q of it (%v); what it said is above", p.name, name, p.cmd.ProcessState), err)
 			case e.Event == name && (id == "" || e.ID == id):
 				return e, nil
 			case e.Event == "error" || e.Event == "refused" && e.ID == id:

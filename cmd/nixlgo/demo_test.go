@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,10 +36,11 @@ func run(t *testing.T, exe string, args ...string) (code int, stdout, stderr str
 }
 
 func TestDemoShowsEveryScene(t *testing.T) {
-	exe := build(t)
-	for _, tls := range []string{"tcp", "tcp,shm,cma,self"} {
+	exe := program(t)
+	for tls, args := range map[string][]string{"tcp": nil, "tcp,shm,cma,self": {"--lease", "1s"}} {
 		t.Run(tls, func(t *testing.T) {
-			code, stdout, stderr := run(t, exe, "demo", "--json", "--tls", tls, "--requests", "9", "--blocks", "3", "--layers", "3", "--block-bytes", "5000")
+			page := filepath.Join(t.TempDir(), "demo.html")
+			code, stdout, stderr := run(t, exe, append([]string{"demo", "--json", "--tls", tls, "--requests", "9", "--blocks", "3", "--layers", "3", "--block-bytes", "5000", "--report", page}, args...)...)
 			require.Zero(t, code, stderr)
 			lines := strings.Split(strings.TrimSpace(stdout), "\n")
 			var scenes []int
@@ -64,18 +66,44 @@ func TestDemoShowsEveryScene(t *testing.T) {
 			require.Equal(t, []int{9, 9, 0, 1, 1, 1}, []int{s.Requests, s.Verified, s.WrongBytes, s.QueuedOK, s.LapsedRefused, s.UnverifiableRefused})
 			require.Positive(t, s.Renewals)
 			require.Positive(t, s.ReaderKilledFreedS)
-			require.Equal(t, 3.0, s.LeaseS)
+			if args == nil {
+				require.Equal(t, 3.0, s.LeaseS)
+			}
 			for _, key := range []string{"event", "tls", "library", "requests", "verified", "wrong_bytes", "renewals", "queued_ok", "lapsed_refused",
 				"unverifiable_refused", "reader_killed_freed_s", "lease_s", "seconds"} {
 				require.Contains(t, lines[len(lines)-1], `"`+key+`":`)
 			}
+			requireDemoReport(t, page)
 		})
+	}
+}
+
+// requireDemoReport checks the page of a demo of 9 requests.
+func requireDemoReport(t *testing.T, path string) {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	page := string(b)
+	requireSelfContained(t, page)
+	leases := []string{"queued", "lapsing", "reusing", "unleased"}
+	for i := range 9 {
+		leases = append(leases, fmt.Sprintf("req-%02d", i+1))
+	}
+	for i := range heldByKilled {
+		leases = append(leases, fmt.Sprintf("orphan-%d", i+1))
+	}
+	for _, id := range leases {
+		require.True(t, strings.Contains(page, ">"+id+"</text>"), "%s is not in a picture", id)
+		require.True(t, strings.Contains(page, ">"+id+"</td>"), "%s is not in the table", id)
+	}
+	for _, text := range []string{"renewed by a heartbeat", "the reader is killed", "refused: the lease had lapsed", "refused: no lease to check", ">expired<", "verified"} {
+		require.True(t, strings.Contains(page, text), text)
 	}
 }
 
 // dynamo#13547, nixl#1561, cases.md 34: what is wrong is named, with its value.
 func TestDemoNamesWhatIsWrong(t *testing.T) {
-	exe := build(t)
+	exe := program(t)
 	small := filepath.Join(t.TempDir(), "small.kv")
 	require.NoError(t, os.WriteFile(small, []byte("ten bytes."), 0o600))
 	for _, c := range []struct {
@@ -88,13 +116,15 @@ func TestDemoNamesWhatIsWrong(t *testing.T) {
 		{[]string{"--kv", t.TempDir()}, exitFailed, []string{"is a directory"}},
 		{[]string{"--tls", "tpc"}, exitFailed, []string{"UCX_TLS", "tpc"}},
 		{[]string{"--tls", ""}, exitUsage, []string{"--tls"}},
-		{[]string{"--library", "/nonexistent/libnixl_capi.so"}, exitFailed, []string{"/nonexistent/libnixl_capi.so"}},
+		{[]string{"--library", "/nonexistent/libnixl_capi.so"}, exitFailed, []string{"/nonexistent/libnixl_capi.so", "exit status 1"}},
 		{[]string{"--requests", "0"}, exitUsage, []string{"--requests 0"}},
 		{[]string{"--requests", "65536", "--block-bytes", "1048576"}, exitUsage, []string{"GiB"}},
 		{[]string{"--blocks", "-1"}, exitUsage, []string{"--blocks -1"}},
 		{[]string{"--layers", "x"}, exitUsage, []string{"--layers"}},
 		{[]string{"--lease", "1ms"}, exitUsage, []string{"--lease 1ms"}},
 		{[]string{"--nosuch"}, exitUsage, []string{"--nosuch", "--help"}},
+		{[]string{"--report", "/nonexistent/x.html"}, exitFailed, []string{"--report", "/nonexistent/x.html"}},
+		{[]string{"--report", small}, exitFailed, []string{small, "not a report"}},
 	} {
 		t.Run(strings.Join(c.args, " "), func(t *testing.T) {
 			code, stdout, stderr := run(t, exe, append([]string{"demo", "--json"}, c.args...)...)

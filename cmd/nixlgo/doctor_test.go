@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"debug/elf"
+	"encoding/csv"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -15,24 +17,24 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/nixlgo/nixlgo/cmd/nixlgo/internal/doctor"
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // doctorRun is what one run of `nixlgo doctor --json` said.
 type doctorRun struct {
 	code    int
-	found   map[string][]doctor.Finding // by name; a variable that nixlgo replaces has two
+	found   map[string][]diagnose.Finding // by name; a variable that nixlgo replaces has two
 	summary doctorSummary
 	stderr  string
 }
 
-func (r doctorRun) failed(t *testing.T, name string) doctor.Finding {
+func (r doctorRun) failed(t *testing.T, name string) diagnose.Finding {
 	t.Helper()
 	require.Equal(t, 1, r.code, r.stderr)
 	require.Contains(t, r.summary.Failed, name, r.stderr)
 	require.False(t, r.summary.OK)
 	f := r.found[name][len(r.found[name])-1]
-	require.Equal(t, doctor.Fail, f.Status)
+	require.Equal(t, diagnose.Fail, f.Status)
 	require.NotEmpty(t, f.Cause)
 	require.NotEmpty(t, f.Remedy)
 	require.Contains(t, r.stderr, name, "standard error names what failed")
@@ -76,7 +78,7 @@ func (b *doctorBench) run(t *testing.T, env []string, args ...string) doctorRun 
 	var stdout, stderr bytes.Buffer
 	c.Stdout, c.Stderr = &stdout, &stderr
 	err := c.Run()
-	r := doctorRun{code: c.ProcessState.ExitCode(), found: map[string][]doctor.Finding{}, stderr: stderr.String()}
+	r := doctorRun{code: c.ProcessState.ExitCode(), found: map[string][]diagnose.Finding{}, stderr: stderr.String()}
 	if r.code == 0 {
 		require.NoError(t, err)
 	}
@@ -92,7 +94,7 @@ func (b *doctorBench) run(t *testing.T, env []string, args ...string) doctorRun 
 		}
 		require.NoError(t, strict.Decode(&check), "%q\n%s", line, r.stderr)
 		require.Equal(t, "check", check.Event)
-		require.Contains(t, []doctor.Status{doctor.OK, doctor.Warn, doctor.Fail}, check.Status)
+		require.Contains(t, []diagnose.Status{diagnose.OK, diagnose.Warn, diagnose.Fail}, check.Status)
 		r.found[check.Name] = append(r.found[check.Name], check.Finding)
 	}
 	return r
@@ -282,8 +284,84 @@ func TestDoctor(t *testing.T) {
 		require.Contains(t, r.found["UCX_HANDLE_ERRORS"][1].Cause, `in place of "bt"`)
 	})
 
+	t.Run("--fix-env puts right what variables can, and nothing else", func(t *testing.T) {
+		for _, c := range []struct{ env, want []string }{
+			{nil, nil}, // nothing is wrong
+			{[]string{"UCX_TLS=self"}, []string{"export UCX_TLS='self,tcp'"}},
+			{[]string{"UCX_TLS=tpc", "UCX_NET_DEVICES=lo,nope0", "NIXL_PLUGIN_DIR=/nonexistent", "NIXL_TELEMETRY_ENABLE=maybe",
+				"VLLM_NIXL_SIDE_CHANNEL_HOST=192.0.2.1"},
+				[]string{"unset NIXL_PLUGIN_DIR", "unset NIXL_TELEMETRY_ENABLE", "export UCX_NET_DEVICES='lo'", "export UCX_TLS='tcp'",
+					"unset VLLM_NIXL_SIDE_CHANNEL_HOST"}},
+		} {
+			fix := b.command(c.env, "--fix-env", "--timeout", "60s")
+			var stderr bytes.Buffer
+			fix.Stderr = &stderr
+			out, err := fix.Output()
+			require.NoError(t, err, "%v: %s", c.env, &stderr)
+			var commands []string
+			for line := range strings.Lines(string(out)) {
+				if !strings.HasPrefix(line, "# ") {
+					commands = append(commands, strings.TrimSuffix(line, "\n"))
+				}
+			}
+			require.Equal(t, c.want, commands)
+			if c.want == nil {
+				continue
+			}
+			again := b.command(c.env, "--json", "--timeout", "60s")
+			again.Path, again.Args = "/bin/sh", append([]string{"sh", "-c", `eval "$0"; exec "$@"`, string(out)}, again.Args...)
+			out, err = again.Output()
+			require.NoError(t, err, "%v: %s", c.env, out)
+			lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+			var summary doctorSummary
+			require.NoError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &summary))
+			require.True(t, summary.OK)
+			require.Empty(t, summary.Warned)
+		}
+	})
+
+	t.Run("--fix-env says what no variable puts right", func(t *testing.T) {
+		c := b.command([]string{"NIXLGO_LIBRARY=" + b.fakeLibrary(t, "return 1;")}, "--fix-env")
+		var stderr bytes.Buffer
+		c.Stderr = &stderr
+		out, err := c.Output()
+		require.Error(t, err)
+		require.Equal(t, 1, c.ProcessState.ExitCode())
+		require.Empty(t, string(out))
+		require.Contains(t, stderr.String(), "failed: library\n  library (a stub")
+	})
+
+	t.Run("two doctors try the side channel both ways", func(t *testing.T) {
+		there := b.command(nil, "--answer", "127.0.0.1:0")
+		stdout, err := there.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, there.Start())
+		line, err := bufio.NewReader(stdout).ReadString('\n')
+		require.NoError(t, err)
+		_, address, found := strings.Cut(strings.TrimSpace(line), "--peer ")
+		require.True(t, found, line)
+		r := b.run(t, nil, "--peer", address)
+		require.Zero(t, r.code, r.stderr)
+		require.Contains(t, r.found["side channel to "+address][0].Value, "a doctor answers in ")
+		require.Contains(t, r.found["side channel from "+address][0].Value, "it reaches 127.0.0.1:")
+		require.Contains(t, b.run(t, []string{"POD_IP=192.0.2.1"}, "--peer", address).failed(t, "side channel from "+address).Value, "does not reach 192.0.2.1")
+		require.NoError(t, there.Process.Signal(os.Interrupt))
+		require.NoError(t, there.Wait(), "an interrupted answer is a success")
+		require.Contains(t, b.run(t, nil, "--peer", address).failed(t, "side channel to "+address).Cause, "nobody listens there")
+	})
+
+	t.Run("the table is CSV, too", func(t *testing.T) {
+		out, err := b.command(nil, "--format", "csv", "--timeout", "60s").Output()
+		require.NoError(t, err)
+		rows, err := csv.NewReader(bytes.NewReader(out)).ReadAll()
+		require.NoError(t, err)
+		require.Equal(t, []string{"status", "check", "found", "cause", "remedy"}, rows[0])
+		require.Equal(t, "notification", rows[len(rows)-1][1])
+	})
+
 	t.Run("a wrong command line is exit code 2", func(t *testing.T) {
-		for _, args := range [][]string{{"--timeout", "0s"}, {"--timeout", "soon"}, {"--nope"}} {
+		for _, args := range [][]string{{"--timeout", "0s"}, {"--timeout", "soon"}, {"--nope"}, {"--peer", "here"}, {"--answer", "here:http"},
+			{"--answer", "127.0.0.1:0", "--fix-env"}, {"--fix-env", "--json"}} {
 			c := b.command(nil, args...)
 			require.Error(t, c.Run())
 			require.Equal(t, 2, c.ProcessState.ExitCode(), args)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +24,7 @@ type holdConfig struct {
 	ttl, maxTTL time.Duration
 	maxHolds    int
 	maxBody     int64
-	json        bool
+	format      format
 }
 
 func newHold() *cobra.Command {
@@ -53,6 +52,9 @@ func newHold() *cobra.Command {
 			"renewing when it is started again; it never releases on its own.\n\n" +
 			"Nothing authenticates a client, and params name the host that the daemon connects to. The socket is the user's alone\n" +
 			"(mode 0600); a port on the loopback interface is open to every user of the machine.",
+		Example: "  nixlgo hold --listen unix:/run/nixlgo.sock --lease 30s\n" +
+			"  curl --unix-socket /run/nixlgo.sock --json \"{\\\"kv_transfer_params\\\": $(cat params.json), \\\"ttl\\\": \\\"60s\\\"}\" http://hold/v1/holds\n" +
+			"  curl --unix-socket /run/nixlgo.sock -X DELETE 'http://hold/v1/holds/ID?release=true'",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("hold: unexpected argument %q", args[0])}
@@ -73,8 +75,8 @@ func newHold() *cobra.Command {
 	f.DurationVar(&c.maxTTL, "max-ttl", 10*time.Minute, "longest life that a hold may ask for")
 	f.IntVar(&c.maxHolds, "max-holds", 10000, "holds at once")
 	f.Int64Var(&c.maxBody, "max-body", 1<<20, "bytes of a request")
-	f.StringVar(&c.node.Library, "library", "", "path of libnixl_capi.so (default: searched)")
-	f.BoolVar(&c.json, "json", false, "print one JSON object when ready")
+	libraryFlag(f, &c.node.Library)
+	formatFlags(f, &c.format, false)
 	return cmd
 }
 
@@ -130,9 +132,6 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		return fmt.Errorf("hold: %w", err)
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
-	stepped := make(chan error, 1)
-	go func() { stepped <- node.Run(context.Background()) }()
-
 	h := newHolder(c, node, state, log)
 	defer h.stop()
 	resumed, err := h.resume()
@@ -144,24 +143,11 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-
-	ready := holdReady{"ready", node.Engine(), address, c.state, resumed}
-	if c.json {
-		err = json.NewEncoder(out).Encode(ready)
-	} else {
-		_, err = fmt.Fprintf(out, "hold: %s, %d holds go on\n", address, resumed)
-	}
+	err = serveNode(ctx, node, l, server, func() error {
+		return say(out, c.format, holdReady{"ready", node.Engine(), address, c.state, resumed}, "hold: %s, %d holds go on", address, resumed)
+	})
 	if err != nil {
 		return fmt.Errorf("hold: %w", err)
-	}
-	select {
-	case err := <-served:
-		return fmt.Errorf("hold: HTTP on %s: %w", address, err)
-	case err := <-stepped:
-		return fmt.Errorf("hold: the node stopped: %w", err)
-	case <-ctx.Done():
 	}
 	rest, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

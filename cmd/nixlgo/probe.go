@@ -34,7 +34,7 @@ type probeConfig struct {
 	library string
 	backend string
 	timeout time.Duration
-	json    bool
+	format  format
 }
 
 func newProbe() *cobra.Command {
@@ -47,6 +47,9 @@ func newProbe() *cobra.Command {
 			"Nothing is written at the instance, and no lease is taken or ended.\n\n" +
 			"Only rank 0 is asked unless --tp or --pp say that there are more: a request for a rank that does not exist ends the\n" +
 			"side channel of vLLM up to 0.33 for good.",
+		Example: "  nixlgo probe tcp://10.0.0.6:5600                    # engine, hash, geometry, lease slots, round trip\n" +
+			"  nixlgo probe --read tcp://10.0.0.6:5600             # and how fast, over which transport\n" +
+			"  nixlgo probe --hash 9b86b5… tcp://10.0.0.6:5600     # is it compatible with ours? exit code 1 if not",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := c.check(args); err != nil {
 				return usageError{fmt.Errorf("probe: %w", err)}
@@ -62,10 +65,10 @@ func newProbe() *cobra.Command {
 	f.StringVar(&c.engine, "engine", "", "engine id that is expected")
 	f.BoolVar(&c.read, "read", false, "read blocks of every rank")
 	f.IntVar(&c.bytes, "bytes", 16<<20, "how much --read reads, at least one block")
-	f.StringVar(&c.library, "library", "", "path of libnixl_capi.so for --read (default: searched)")
+	libraryFlag(f, &c.library)
 	f.StringVar(&c.backend, "backend", "UCX", "NIXL plugin for --read")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "longest wait for one answer, and for one READ")
-	f.BoolVar(&c.json, "json", false, "print one JSON object")
+	formatFlags(f, &c.format, false)
 	cmd.AddCommand(newProbeRead())
 	cmd.Args = cobra.ArbitraryArgs // check says what is wrong with them
 	return cmd
@@ -155,7 +158,7 @@ func (c *probeConfig) run(ctx context.Context, out io.Writer) error {
 		r.Failure, r.Error = "error", err.Error()
 	}
 	var werr error
-	if c.json {
+	if c.format == formatJSON {
 		werr = json.NewEncoder(out).Encode(r)
 	} else {
 		_, werr = io.WriteString(out, r.text())

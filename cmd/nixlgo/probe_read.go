@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +30,9 @@ type probeRun struct {
 	Backend      string  `json:"backend"`
 	Transport    string  `json:"transport"` // as UCX says it
 	Error        string  `json:"error,omitempty"`
+
+	SHA256 []string `json:"sha256,omitempty"` // of each piece, when the job asks for it
+	Lease  string   `json:"lease,omitempty"`  // held or lapsed, when the job has a slot
 }
 
 // probeJob is the standard input of the process that reads.
@@ -37,6 +43,11 @@ type probeJob struct {
 	Library string
 	Backend string
 	Timeout time.Duration
+
+	// For the blocks of one request: they are read once and hashed, then the slot is read, which has to hold the nonce.
+	Hash  bool
+	Slot  *nixl.Desc
+	Nonce int64
 }
 
 const probeReadName = "read"
@@ -84,12 +95,17 @@ func (c *probeConfig) readBlocks(ctx context.Context, reply *rdma.Reply) (*probe
 			total += m.BlockLens[r]
 		}
 	}
-	in, err := json.Marshal(job)
+	return job.run(ctx, exe)
+}
+
+// run does the job in a process of this program.
+func (j *probeJob) run(ctx context.Context, exe string) (*probeRun, error) {
+	in, err := json.Marshal(j)
 	if err != nil {
 		return nil, err
 	}
 	const start = 20 * time.Second // to load the library and start its backend
-	ctx, cancel := context.WithTimeout(ctx, start+2*c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, start+2*j.Timeout)
 	defer cancel()
 	child := exec.CommandContext(ctx, exe, "probe", probeReadName)
 	var out, log bytes.Buffer
@@ -100,7 +116,7 @@ func (c *probeConfig) readBlocks(ctx context.Context, reply *rdma.Reply) (*probe
 	var run probeRun
 	switch {
 	case ctx.Err() != nil:
-		return nil, fmt.Errorf("the process that reads did not end in %v: %w", start+2*c.timeout, ctx.Err())
+		return nil, fmt.Errorf("the process that reads did not end in %v: %w", start+2*j.Timeout, ctx.Err())
 	case err != nil:
 		return nil, fmt.Errorf("the process that reads: %w: %s", err, lastLine(log.String()))
 	}
@@ -170,6 +186,9 @@ func (j *probeJob) read(ctx context.Context) (*probeRun, error) {
 		return nil, err
 	}
 	run := &probeRun{Bytes: total, Backend: j.Backend}
+	if j.Hash {
+		return run, j.readOnce(ctx, a, name, t, buf, run)
+	}
 	for i := range 6 {
 		took, err := j.once(ctx, t)
 		if err != nil {
@@ -183,6 +202,43 @@ func (j *probeJob) read(ctx context.Context) (*probeRun, error) {
 	}
 	run.GBs = float64(total) / run.Seconds / 1e9
 	return run, nil
+}
+
+// readOnce reads the blocks, hashes them, and then looks whether their lease was held until now.
+func (j *probeJob) readOnce(ctx context.Context, a *nixl.Agent, owner string, t *nixl.Transfer, buf *nixl.Buffer, run *probeRun) error {
+	took, err := j.once(ctx, t)
+	if err != nil {
+		return err
+	}
+	run.FirstSeconds = took.Seconds()
+	for rest := buf.Bytes(); len(run.SHA256) < len(j.Descs); {
+		n := j.Descs[len(run.SHA256)].Len
+		sum := sha256.Sum256(rest[:n])
+		run.SHA256, rest = append(run.SHA256, hex.EncodeToString(sum[:])), rest[n:]
+	}
+	if j.Slot == nil {
+		return nil
+	}
+	cell, err := nixl.AllocBuffer(8)
+	if err != nil {
+		return err
+	}
+	defer cell.Close()
+	if _, err := a.Register(cell); err != nil {
+		return err
+	}
+	slot, err := a.CreateTransfer(nixl.Read, nixl.DRAM, []nixl.Desc{{Addr: cell.Addr(), Len: 8}}, owner, nixl.DRAM, []nixl.Desc{*j.Slot}, nixl.TransferOptions{})
+	if err != nil {
+		return fmt.Errorf("the lease slot: %w", err)
+	}
+	if _, err := j.once(ctx, slot); err != nil {
+		return fmt.Errorf("the lease slot: %w", err)
+	}
+	run.Lease = "lapsed"
+	if int64(binary.NativeEndian.Uint64(cell.Bytes())) == j.Nonce {
+		run.Lease = "held"
+	}
+	return nil
 }
 
 func (j *probeJob) once(ctx context.Context, t *nixl.Transfer) (time.Duration, error) {

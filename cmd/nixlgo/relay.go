@@ -29,7 +29,7 @@ type relayConfig struct {
 	node   nixlgo.Config
 	verify bool
 	drain  time.Duration
-	json   bool
+	format format
 }
 
 func newRelay() *cobra.Command {
@@ -49,6 +49,8 @@ func newRelay() *cobra.Command {
 			"vLLM up to 0.33 has no lease slots, so its leases are renewed but not verified, unless --verify insists.\n" +
 			"Nothing authenticates a client, and params name the host that the relay connects to: keep --listen and --host on a\n" +
 			"private network. SIGTERM stops taking requests and waits up to --drain for the decoders to read what is published.",
+		Example: "  nixlgo relay --like tcp://10.0.0.6:5600 --host 10.0.0.7 --blocks 4096\n" +
+			"  curl -s http://127.0.0.1:8200/ -d @prefill-answer.json > decode-params.json",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return usageError{fmt.Errorf("relay: unexpected argument %q", args[0])}
@@ -64,8 +66,7 @@ func newRelay() *cobra.Command {
 	f.StringVar(&c.listen, "listen", "127.0.0.1:8200", "address for HTTP")
 	f.StringVar(&c.like, "like", "", "side channel (tcp://host:port) of a running instance to take geometry and hash from")
 	f.StringVar(&c.node.Engine, "engine", "", "engine id (default: a random one)")
-	f.StringVar(&c.node.Host, "host", "127.0.0.1", "side-channel address, bound and advertised")
-	f.IntVar(&c.node.Port, "port", 0, "side-channel port (0: any free one)")
+	sideChannelFlags(f, &c.node)
 	f.IntVar(&c.node.Layers, "layers", 0, "regions of the KV cache, one a layer")
 	f.IntVar(&c.node.BlockBytes, "block-bytes", 0, "bytes of a block of one layer")
 	f.IntVar(&c.node.BlockTokens, "block-tokens", 0, "tokens of a block")
@@ -76,8 +77,8 @@ func newRelay() *cobra.Command {
 	f.BoolVar(&c.verify, "verify", false, "refuse blocks whose lease cannot be verified after the read")
 	f.DurationVar(&c.node.ReadTimeout, "timeout", time.Minute, "longest wait for an owner")
 	f.DurationVar(&c.drain, "drain", 30*time.Second, "longest wait for decoders at the end")
-	f.StringVar(&c.node.Library, "library", "", "path of libnixl_capi.so (default: searched)")
-	f.BoolVar(&c.json, "json", false, "print one JSON object when ready")
+	libraryFlag(f, &c.node.Library)
+	formatFlags(f, &c.format, false)
 	return cmd
 }
 
@@ -87,6 +88,9 @@ func (c *relayConfig) check(ctx context.Context) error {
 	c.node.Lease.Verification = c.verify
 	if err := c.node.Lease.Validate(); err != nil {
 		return bad("--lease: %w", err)
+	}
+	if err := checkSideChannel(&c.node); err != nil {
+		return bad("%w", err)
 	}
 	if c.node.Blocks < 1 || c.drain < 0 || c.node.ReadTimeout <= 0 {
 		return bad("--blocks, --drain or --timeout is too small")
@@ -184,33 +188,18 @@ func (c *relayConfig) run(ctx context.Context, out, errs io.Writer) (err error) 
 		return fmt.Errorf("relay: %w", err)
 	}
 	defer func() { err = errors.Join(err, node.Close()) }()
-	stepped := make(chan error, 1)
-	go func() { stepped <- node.Run(context.Background()) }()
-
 	r := &relay{node: node, blocks: newBlockPool(c.node.Blocks), log: log}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /{$}", r.post)
 	mux.HandleFunc("GET /stats", r.stats)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(l) }()
-
 	ready := relayReady{"ready", node.Engine(), "tcp://" + net.JoinHostPort(c.node.Host, strconv.Itoa(node.Port())), "http://" + l.Addr().String() + "/",
 		c.node.Layers, c.node.BlockBytes, c.node.BlockTokens, c.node.Blocks}
-	if c.json {
-		err = json.NewEncoder(out).Encode(ready)
-	} else {
-		_, err = fmt.Fprintf(out, "relay: engine %s, side channel %s\nrelay: POST kv_transfer_params to %s\n", ready.Engine, ready.SideChannel, ready.URL)
-	}
+	err = serveNode(ctx, node, l, server, func() error {
+		return say(out, c.format, ready, "relay: engine %s, side channel %s\nrelay: POST kv_transfer_params to %s", ready.Engine, ready.SideChannel, ready.URL)
+	})
 	if err != nil {
 		return fmt.Errorf("relay: %w", err)
-	}
-	select {
-	case err := <-served:
-		return fmt.Errorf("relay: HTTP on %s: %w", c.listen, err)
-	case err := <-stepped:
-		return fmt.Errorf("relay: the node stopped: %w", err)
-	case <-ctx.Done():
 	}
 	rest, cancel := context.WithTimeout(context.Background(), c.drain)
 	defer cancel()
@@ -243,18 +232,8 @@ func (r *relay) post(w http.ResponseWriter, q *http.Request) {
 	// What the router or the owner added goes on, except what is about the owner's memory.
 	params.Extra = maps.Clone(in.Extra)
 	delete(params.Extra, "remote_registration_generation")
-	text, err := json.Marshal(params)
-	if err == nil {
-		w.Header().Set("Content-Type", "application/json")
-		_, err = w.Write(append(text, '\n'))
-	}
-	if err == nil {
-		err = http.NewResponseController(w).Flush()
-	}
-	if err != nil || q.Context().Err() != nil { // nobody has the params, so nobody will read
-		if err := pub.Revoke(); err != nil {
-			r.log.Warn("revoke", "error", err)
-		}
+	if err := handOver(w, q, pub, params); err != nil {
+		r.log.Warn("not handed over", "request", in.RemoteRequestID, "error", err)
 	}
 }
 

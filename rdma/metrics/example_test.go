@@ -6,8 +6,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nixlgo/nixlgo"
-	"github.com/nixlgo/nixlgo/lease"
-	"github.com/nixlgo/nixlgo/rdma"
 	"github.com/nixlgo/nixlgo/rdma/metrics"
 )
 
@@ -18,11 +16,10 @@ func ExampleRegister() {
 	}
 	defer node.Close()
 	reg := prometheus.NewRegistry() // the program's, behind its own /metrics
-	if _, err := metrics.Register(reg, metrics.Sources{
-		Worker:      func() rdma.WorkerStats { return node.Stats().Worker },
-		Scheduler:   func() lease.SchedulerStats { return node.Stats().Scheduler },
-		SideChannel: func() rdma.SideChannelStats { return node.Stats().SideChannel },
-	}); err != nil {
+	if _, err := metrics.Register(reg, metrics.NodeSources(node)); err != nil {
+		log.Fatal(err)
+	}
+	if err := metrics.RegisterBuildInfo(reg); err != nil {
 		log.Fatal(err)
 	}
 }

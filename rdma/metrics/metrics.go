@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nixlgo/nixlgo"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 )
@@ -20,6 +21,16 @@ type Sources struct {
 	Scheduler   func() lease.SchedulerStats
 	SideChannel func() rdma.SideChannelStats
 	LongestStep func() time.Duration // nixlgo.Stats.LongestStep
+}
+
+// NodeSources are the sources of a node.
+func NodeSources(n *nixlgo.Node) Sources {
+	return Sources{
+		Worker:      func() rdma.WorkerStats { return n.Stats().Worker },
+		Scheduler:   func() lease.SchedulerStats { return n.Stats().Scheduler },
+		SideChannel: func() rdma.SideChannelStats { return n.Stats().SideChannel },
+		LongestStep: func() time.Duration { return n.Stats().LongestStep },
+	}
 }
 
 // Collector is a prometheus.Collector over Sources. It is safe for concurrent use.
@@ -91,56 +102,73 @@ func collect[S any](out chan<- prometheus.Metric, fs []family[S], stats func() S
 	}
 	s := stats()
 	for _, f := range fs {
-		f.each(&s, func(v float64, label ...string) {
-			out <- prometheus.MustNewConstMetric(f.desc, f.kind, v, label...)
-		})
+		f.collect(f.desc, &s, out)
 	}
 }
 
-// family are the series of one name, with at most one label.
+// family are the series of one name.
 type family[S any] struct {
-	desc *prometheus.Desc
-	kind prometheus.ValueType
-	each func(s *S, emit func(v float64, label ...string))
+	desc    *prometheus.Desc
+	collect func(desc *prometheus.Desc, s *S, out chan<- prometheus.Metric)
 }
 
 func counter[S any](name, help string, value func(*S) int64) family[S] {
-	return single(prometheus.CounterValue, name, help, value)
+	return single(prometheus.CounterValue, name, help, func(s *S) float64 { return float64(value(s)) })
 }
 
 func gauge[S any](name, help string, value func(*S) int64) family[S] {
-	return single(prometheus.GaugeValue, name, help, value)
+	return single(prometheus.GaugeValue, name, help, func(s *S) float64 { return float64(value(s)) })
 }
 
-func single[S any](kind prometheus.ValueType, name, help string, value func(*S) int64) family[S] {
-	return family[S]{describeOne(name, help), kind, func(s *S, emit func(float64, ...string)) { emit(float64(value(s))) }}
+func seconds[S any](name, help string, value func(*S) time.Duration) family[S] {
+	return single(prometheus.GaugeValue, name, help, func(s *S) float64 { return value(s).Seconds() })
 }
 
-// split is a family of one series per value of a label.
-func split[S any](kind prometheus.ValueType, name, label, help string, values func(s *S) []part) family[S] {
-	return family[S]{describeOne(name, help, label), kind, func(s *S, emit func(float64, ...string)) {
+func single[S any](kind prometheus.ValueType, name, help string, value func(*S) float64) family[S] {
+	return family[S]{describeOne(name, help), func(desc *prometheus.Desc, s *S, out chan<- prometheus.Metric) {
+		out <- prometheus.MustNewConstMetric(desc, kind, value(s))
+	}}
+}
+
+// split is a family of one series per value of its labels.
+func split[S any](kind prometheus.ValueType, name, help string, labels []string, values func(s *S) []part) family[S] {
+	return family[S]{describeOne(name, help, labels...), func(desc *prometheus.Desc, s *S, out chan<- prometheus.Metric) {
 		for _, p := range values(s) {
-			emit(float64(p.value), p.label)
+			out <- prometheus.MustNewConstMetric(desc, kind, float64(p.value), p.labels...)
 		}
 	}}
 }
 
+// part is one series of a split family.
 type part struct {
-	label string
-	value int64
+	value  int64
+	labels []string
 }
 
-func describeOne(name, help string, label ...string) *prometheus.Desc {
-	return prometheus.NewDesc("nixlgo_"+name, "[ALPHA] "+help, label, nil)
+func of(value int64, labels ...string) part { return part{value, labels} }
+
+func histogram[S any](name, help string, bounds []float64, value func(*S) *lease.Histogram) family[S] {
+	return family[S]{describeOne(name, help), func(desc *prometheus.Desc, s *S, out chan<- prometheus.Metric) {
+		out <- constHistogram(desc, value(s), bounds)
+	}}
 }
 
-// byName names counts that are indexed by a constant of the package lease, from its first one on.
-func byName[T ~uint8](counts []int64, name func(T) string) []part {
+func constHistogram(desc *prometheus.Desc, h *lease.Histogram, bounds []float64, labels ...string) prometheus.Metric {
+	return prometheus.MustNewConstHistogram(desc, uint64(h.Count), h.Sum, h.Cumulative(bounds), labels...)
+}
+
+func describeOne(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc("nixlgo_"+name, "[ALPHA] "+help, labels, nil)
+}
+
+// byName names what is indexed by a constant, from the index first on.
+func byName[T ~uint8](counts []int64, first T, name func(T) string) []part {
 	var parts []part
-	for i, n := range counts {
-		if i > 0 {
-			parts = append(parts, part{strings.ReplaceAll(name(T(i)), " ", "_"), n})
-		}
+	for i := first; int(i) < len(counts); i++ {
+		parts = append(parts, of(counts[i], label(name(i))))
 	}
 	return parts
 }
+
+// label is a name as the value of a label.
+func label(name string) string { return strings.ReplaceAll(name, " ", "_") }

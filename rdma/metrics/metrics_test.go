@@ -7,6 +7,7 @@ import (
 	"os"
 	"reflect"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,10 +17,12 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/nixlgo/nixlgo"
 	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl"
 	"github.com/nixlgo/nixlgo/rdma"
 	"github.com/nixlgo/nixlgo/rdma/metrics"
 )
@@ -58,8 +61,8 @@ func gather(t *testing.T, reg *prometheus.Registry) map[string]float64 {
 			if len(labels) > 0 {
 				name += "{" + strings.Join(labels, ",") + "}"
 			}
-			// A metric has one of the two.
-			found[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			// A metric is one of these.
+			found[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + m.GetHistogram().GetSampleSum()
 		}
 	}
 	return found
@@ -95,11 +98,18 @@ func TestEverySeriesIsThereFromTheStartAndLinted(t *testing.T) {
 		`nixlgo_lease_released_total{reason="read"}`, `nixlgo_lease_renewed_total`, `nixlgo_lease_granted_total`, `nixlgo_lease_active`,
 		`nixlgo_lease_slots{state="free"}`, `nixlgo_lease_late_completions_total`, `nixlgo_load_failures_total{cause="peer_lost"}`,
 		`nixlgo_load_failures_total{cause="transfer"}`, `nixlgo_load_failures_total{cause="lapsed"}`,
-		`nixlgo_load_failures_total{cause="expired"}`, `nixlgo_handshake_failures_total`, `nixlgo_notification_failures_total`,
-		`nixlgo_scheduler_requests{state="pinned"}`,
+		`nixlgo_load_failures_total{cause="expired"}`, `nixlgo_scheduler_requests{state="pinned"}`,
+		`nixlgo_handshake_failures_total{cause="unreachable"}`, `nixlgo_handshake_failures_total{cause="incompatible"}`,
+		`nixlgo_notification_failures_total{cause="peer_lost"}`, `nixlgo_notification_failures_total{cause="transfer"}`,
+		`nixlgo_transfer_failures_total{cause="peer_lost",op="read"}`, `nixlgo_transfer_failures_total{cause="transfer",op="verify"}`,
+		`nixlgo_transfer_posted_total{op="read"}`, `nixlgo_transfer_duration_seconds`, `nixlgo_transfer_post_duration_seconds`,
+		`nixlgo_transfer_size_bytes`, `nixlgo_transfer_descriptors`, `nixlgo_verify_duration_seconds`, `nixlgo_lease_margin_seconds`,
+		`nixlgo_lease_hold_duration_seconds{reason="read"}`, `nixlgo_lease_oldest_age_seconds`, `nixlgo_lease_pinned_blocks`,
+		`nixlgo_lease_pinned_tokens`, `nixlgo_lease_pinned_bytes`, `nixlgo_lease_slots{state="used"}`, `nixlgo_peers{state="connected"}`,
 	} {
 		require.Contains(t, found, want)
 	}
+	require.NoError(t, metrics.RegisterBuildInfo(reg))
 	families, err := reg.Gather()
 	require.NoError(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
@@ -111,14 +121,16 @@ func TestEverySeriesIsThereFromTheStartAndLinted(t *testing.T) {
 	}
 }
 
-// leaves calls f for every number in v, an addressable struct.
+// leaves calls f for every number and every histogram in v, an addressable struct.
 func leaves(v reflect.Value, path string, f func(path string, n reflect.Value)) {
-	switch v.Kind() {
-	case reflect.Struct:
+	switch {
+	case v.Type() == reflect.TypeFor[lease.Histogram]():
+		f(path, v.FieldByName("Sum"))
+	case v.Kind() == reflect.Struct:
 		for i := range v.NumField() {
 			leaves(v.Field(i), path+"."+v.Type().Field(i).Name, f)
 		}
-	case reflect.Array:
+	case v.Kind() == reflect.Array:
 		for i := range v.Len() {
 			leaves(v.Index(i), fmt.Sprintf("%s[%d]", path, i), f)
 		}
@@ -131,8 +143,7 @@ func leaves(v reflect.Value, path string, f func(path string, n reflect.Value)) 
 // peer never share a series.
 func TestEveryNumberOfStatsHasASeriesOfItsOwn(t *testing.T) {
 	left := map[string]string{
-		"worker.TransfersFailed": "adds failed READs and lost peers up",
-		"engine.Freed[0]":        "no reason", "engine.Failed[0]": "no cause",
+		"engine.Freed[0]": "no reason", "engine.Failed[0]": "no cause", "worker.Leases.Held[0]": "no reason",
 	}
 	shared := map[string]string{ // late read-completes: with another nonce there, or with nothing there
 		"nixlgo_lease_late_completions_total": ".Leases.StaleReadCompletes .Leases.DroppedReadCompletes",
@@ -142,9 +153,13 @@ func TestEveryNumberOfStatsHasASeriesOfItsOwn(t *testing.T) {
 	zero := gather(t, reg)
 	series := map[string][]string{}
 	try := func(path string, n reflect.Value) {
-		n.SetInt(int64(time.Second))
+		if n.CanInt() {
+			n.SetInt(int64(time.Second))
+		} else {
+			n.SetFloat(1)
+		}
 		d := change(zero, gather(t, reg))
-		n.SetInt(0)
+		n.SetZero()
 		if left[path] != "" {
 			require.Empty(t, d, path)
 			return
@@ -169,9 +184,75 @@ func TestEveryNumberOfStatsHasASeriesOfItsOwn(t *testing.T) {
 	require.ElementsMatch(t, slices.Collect(maps.Keys(zero)), slices.Collect(maps.Keys(series)), "a series that nothing moves")
 }
 
+// Buckets are neighbours.md (3)'s, which are vLLM's where it has the histogram, and what is counted arrives in them.
+func TestHistogramsHaveTheirBuckets(t *testing.T) {
+	var stats all
+	b := rdma.StatsBounds()
+	stats.worker.ReadTime.Observe(.06, b.ReadTime)
+	stats.worker.ReadTime.Observe(60, b.ReadTime)
+	families, err := registered(t, stats.sources()).Gather()
+	require.NoError(t, err)
+	found := map[string]*dto.Histogram{}
+	for _, f := range families {
+		if h := f.GetMetric()[0].GetHistogram(); h != nil {
+			found[f.GetName()] = h
+		}
+	}
+	var size []float64
+	for v := float64(1 << 11); v <= 1<<33; v *= 4 {
+		size = append(size, v)
+	}
+	times := []float64{.005, .01, .025, .05, .075, .1, .2, .3, .5, .75, 1, 5}
+	for name, want := range map[string][]float64{
+		"nixlgo_transfer_duration_seconds":      times,
+		"nixlgo_transfer_post_duration_seconds": append([]float64{.001}, times...),
+		"nixlgo_transfer_size_bytes":            size,
+		"nixlgo_transfer_descriptors":           {10, 20, 30, 50, 75, 100, 200, 400, 1000, 2000, 4000, 10000, 20000, 50000},
+		"nixlgo_lease_margin_seconds":           lease.LeaseSeconds(),
+		"nixlgo_lease_hold_duration_seconds":    lease.LeaseSeconds(),
+	} {
+		var got []float64
+		for _, x := range found[name].GetBucket() {
+			got = append(got, x.GetUpperBound())
+		}
+		require.Equal(t, want, got, name)
+	}
+	h := found["nixlgo_transfer_duration_seconds"]
+	require.EqualValues(t, 2, h.GetSampleCount())
+	require.Zero(t, h.GetBucket()[3].GetCumulativeCount())
+	require.EqualValues(t, 1, h.GetBucket()[4].GetCumulativeCount())
+	require.EqualValues(t, 1, h.GetBucket()[11].GetCumulativeCount(), "the other is above every bound")
+}
+
+func TestBuildInfoNamesTheLibraryOfTheProcess(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	require.NoError(t, metrics.RegisterBuildInfo(reg))
+	require.NoError(t, metrics.RegisterBuildInfo(reg), "again changes nothing")
+	lib, err := nixl.Load("")
+	require.NoError(t, err)
+	families, err := reg.Gather()
+	require.NoError(t, err)
+	require.Len(t, families, 1)
+	require.Equal(t, "nixlgo_build_info", families[0].GetName())
+	labels := map[string]string{}
+	for _, l := range families[0].GetMetric()[0].GetLabel() {
+		labels[l.GetName()] = l.GetValue()
+	}
+	require.Equal(t, lib.Path, labels["library"])
+	require.Regexp(t, `^\d+\.\d+\.\d+$`, labels["nixl_version"])
+	require.Equal(t, runtime.Version(), labels["go_version"])
+	require.NotEmpty(t, labels["version"])
+	require.EqualValues(t, 1, families[0].GetMetric()[0].GetGauge().GetValue())
+
+	other := prometheus.NewPedanticRegistry()
+	require.NoError(t, other.Register(prometheus.NewGauge(prometheus.GaugeOpts{Name: "nixlgo_build_info", Help: "another's"})))
+	require.ErrorContains(t, metrics.RegisterBuildInfo(other), "nixlgo_build_info")
+}
+
 // A request id, an engine or a host as a label would make a series of each.
 func TestLabelsAreOfAFixedSet(t *testing.T) {
-	pattern := regexp.MustCompile(`^[a-z_]+(\{(cause|kind|order|reason|result|state)="[a-z_]+"\})?$`)
+	const label = `(cause|kind|op|order|reason|result|state)="[a-z_]+"`
+	pattern := regexp.MustCompile(`^[a-z_]+(\{` + label + `(,` + label + `)*\})?$`)
 	for name := range gather(t, registered(t, new(all).sources())) {
 		require.Regexp(t, pattern, name)
 	}
@@ -220,19 +301,10 @@ func TestTheDocumentationNamesRealSeries(t *testing.T) {
 	require.Greater(t, len(named), 10)
 	found := gather(t, registered(t, new(all).sources()))
 	for _, n := range named {
+		n = strings.TrimSuffix(n, "_bucket")
 		require.True(t, slices.ContainsFunc(slices.Collect(maps.Keys(found)), func(series string) bool {
 			return series == n || strings.HasPrefix(series, strings.TrimSuffix(n, "}")+"=") || strings.HasPrefix(series, n+"{")
 		}), n)
-	}
-}
-
-// nodeSources are what a program with a Node registers.
-func nodeSources(n *nixlgo.Node) metrics.Sources {
-	return metrics.Sources{
-		Worker:      func() rdma.WorkerStats { return n.Stats().Worker },
-		Scheduler:   func() lease.SchedulerStats { return n.Stats().Scheduler },
-		SideChannel: func() rdma.SideChannelStats { return n.Stats().SideChannel },
-		LongestStep: func() time.Duration { return n.Stats().LongestStep },
 	}
 }
 
@@ -247,7 +319,7 @@ func startNode(t *testing.T, c nixlgo.Config) (*nixlgo.Node, *prometheus.Registr
 		require.NoError(t, n.Close())
 		require.NoError(t, <-ended)
 	})
-	return n, registered(t, nodeSources(n))
+	return n, registered(t, metrics.NodeSources(n))
 }
 
 // Over real NIXL, while something scrapes all the time: what happened moves its own series, and no other of those that stand
@@ -277,12 +349,19 @@ func TestWhatHappenedMovesItsOwnSeries(t *testing.T) {
 	trouble := regexp.MustCompile(`expired|aborted|failures|lapsed|unverifiable|missed|late|unmatched|malformed|refused|duplicate|nonceless|overtaken|without_slot|reports`)
 	troubles := func(reg *prometheus.Registry) map[string]float64 {
 		d := gather(t, reg)
-		maps.DeleteFunc(d, func(name string, v float64) bool { return v == 0 || !trouble.MatchString(name) })
+		maps.DeleteFunc(d, func(name string, v float64) bool {
+			return v == 0 || !trouble.MatchString(name) || strings.Contains(name, "duration")
+		})
 		return d
 	}
 
 	read, err := owner.Publish(ctx, "read", []int{1}, 16)
 	require.NoError(t, err)
+	pinned := gather(t, ownerReg)
+	for name, want := range map[string]float64{"nixlgo_lease_pinned_blocks": 1, "nixlgo_lease_pinned_tokens": 16, "nixlgo_lease_pinned_bytes": 4096,
+		`nixlgo_lease_slots{state="used"}`: 1, `nixlgo_lease_slots{state="free"}`: 7} {
+		require.Equal(t, want, pinned[name], name)
+	}
 	require.NoError(t, reader.Fetch(ctx, read.Params(), []int{1}))
 	<-read.Done()
 	of, rf := gather(t, ownerReg), gather(t, readerReg)
@@ -293,8 +372,15 @@ func TestWhatHappenedMovesItsOwnSeries(t *testing.T) {
 		require.Equal(t, want, of[name], name)
 	}
 	for name, want := range map[string]float64{`nixlgo_verify_total{result="ok"}`: 1, `nixlgo_transfer_bytes_total`: 4096, `nixlgo_load_received_total`: 1,
-		`nixlgo_peer_connections`: 1, `nixlgo_transfer_pulls`: 0} {
+		`nixlgo_peers{state="connected"}`: 1, `nixlgo_transfer_pulls`: 0, `nixlgo_transfer_size_bytes`: 4096, `nixlgo_transfer_descriptors`: 1,
+		`nixlgo_transfer_posted_total{op="read"}`: 1, `nixlgo_transfer_posted_total{op="verify"}`: 1} {
 		require.Equal(t, want, rf[name], name)
+	}
+	require.InDelta(t, 30, of["nixlgo_lease_margin_seconds"], 29, "of a lease of 30 s")
+	require.Positive(t, of[`nixlgo_lease_hold_duration_seconds{reason="read"}`])
+	for _, name := range []string{"nixlgo_transfer_duration_seconds", "nixlgo_transfer_post_duration_seconds", "nixlgo_verify_duration_seconds",
+		"nixlgo_handshake_duration_seconds"} {
+		require.Positive(t, rf[name], name)
 	}
 
 	// Released by its owner before it is read: the reader finds a lapse.
@@ -320,8 +406,8 @@ func TestWhatHappenedMovesItsOwnSeries(t *testing.T) {
 	require.ErrorIs(t, reader.Fetch(ctx, nowhere, []int{1}), lease.ErrHandshake)
 	d := change(before, troubles(readerReg))
 	require.EqualValues(t, 1, d[`nixlgo_load_failures_total{cause="handshake"}`])
-	require.Positive(t, d[`nixlgo_handshake_failures_total`])
+	require.Positive(t, d[`nixlgo_handshake_failures_total{cause="unreachable"}`])
 	for name := range d {
-		require.Contains(t, []string{`nixlgo_load_failures_total{cause="handshake"}`, `nixlgo_handshake_failures_total`, `nixlgo_heartbeat_failures_total`}, name)
+		require.Contains(t, []string{`nixlgo_load_failures_total{cause="handshake"}`, `nixlgo_handshake_failures_total{cause="unreachable"}`, `nixlgo_heartbeat_failures_total`}, name)
 	}
 }

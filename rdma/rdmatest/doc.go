@@ -27,7 +27,8 @@
 // Fabric.Fail makes one chosen call fail. Shuffle lets all that is held through in an order drawn from a seed.
 //
 // Nothing here starts a goroutine or looks at a clock, so a test that steps its engines from one goroutine, at times of its
-// own, runs the same way each time. (The handshake of a rdma.Worker is real, and takes real time.)
+// own, runs the same way each time. (The handshake of a rdma.Worker is real, and takes real time. With a Directory, which is
+// one in memory, it needs no socket, so that workers also run in a bubble of testing/synctest.)
 //
 // All methods are safe for concurrent use. A READ reads the owner's memory and writes the reader's while the reader polls,
 // as RDMA does, and only aligned 8-byte descriptors, which is what lease slots are read with, do so atomically. So the race

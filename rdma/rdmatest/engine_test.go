@@ -51,15 +51,18 @@ func newEngine(t testing.TB, net *rdmatest.Network, now *time.Time, name string,
 	t.Helper()
 	e := &engine{t: t, net: net, now: now, name: name, freed: map[string]lease.Reason{}, ran: map[string]bool{},
 		failed: map[string]lease.Failed{}, settled: map[string]bool{}}
-	var err error
-	e.side, err = rdma.ListenSideChannel("127.0.0.1", 0, nil)
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, e.side.Close()) })
 	wc := rdma.WorkerConfig{Engine: name, MaxSeqs: 4, CheckPoll: 1, HandshakeTimeout: time.Minute}
-	sc := lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: name, Host: "127.0.0.1", Port: e.side.Port(), TPSize: 1, Ranks: 1,
+	sc := lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: name, Host: "127.0.0.1", TPSize: 1, Ranks: 1,
 		Blocks: blocks, MaxSeqs: 4, Seed: uint64(len(name)) + uint64(name[len(name)-1])}
 	for _, f := range change {
 		f(&wc, &sc)
+	}
+	var err error
+	if sc.Port == 0 {
+		e.side, err = rdma.ListenSideChannel(sc.Host, 0, nil)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, e.side.Close()) })
+		sc.Port = e.side.Port()
 	}
 	wc.Lease, wc.TPSize = sc.Config, sc.TPSize
 	sc.Ranks = sc.TPSize
@@ -67,7 +70,7 @@ func newEngine(t testing.TB, net *rdmatest.Network, now *time.Time, name string,
 	require.NoError(t, err)
 	for i := range sc.Ranks {
 		r := &rank{mem: net.NewMemory(layers * sc.Blocks * blockLen)}
-		r.f = net.NewFabric(fmt.Sprintf("%s/%d/%d", name, i, sc.Port), r.mem)
+		r.f = net.NewFabric(fmt.Sprintf("%s/%d/%x", name, i, r.mem.Addr()), r.mem)
 		wc.Rank, wc.KV.Regions = i, nil
 		for l := range layers {
 			wc.KV.Regions = append(wc.KV.Regions, rdma.Region{Base: r.mem.Addr() + uint64(l*sc.Blocks*blockLen), BlockLen: blockLen, Blocks: sc.Blocks})
@@ -75,7 +78,9 @@ func newEngine(t testing.TB, net *rdmatest.Network, now *time.Time, name string,
 		r.w, err = rdma.NewWorker(r.f, wc)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, r.w.Close()) })
-		e.side.Serve(r.w)
+		if e.side != nil {
+			e.side.Serve(r.w)
+		}
 		e.ranks = append(e.ranks, r)
 	}
 	return e

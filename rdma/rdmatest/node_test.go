@@ -71,6 +71,25 @@ func TestDrainWaitsForTheQuarantine(t *testing.T) {
 	require.Equal(t, make([]byte, blockLen), reader.Block(0, 5), "nothing unverified stays")
 }
 
+// Nobody waits for blocks that went with their node.
+func TestCloseSettlesWhatIsInQuarantine(t *testing.T) {
+	net := rdmatest.NewNetwork()
+	owner, reader := openNode(t, net, "owner"), openNode(t, net, "reader")
+	p, err := owner.Publish(t.Context(), "req", []int{3}, 16)
+	require.NoError(t, err)
+	net.HoldReads(true)
+	h, err := reader.Hold(p.Params())
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	fetched := make(chan error, 1)
+	go func() { fetched <- h.Fetch(ctx, []int{5}) }()
+	require.Eventually(t, func() bool { return len(net.Reads()) == 1 }, 20*time.Second, 100*time.Microsecond)
+	cancel()
+	require.ErrorIs(t, <-fetched, nixlgo.ErrQuarantined)
+	require.NoError(t, reader.Close())
+	<-h.Settled()
+}
+
 // A node closes the fabric that it was given, also when it cannot be opened.
 func TestNodeClosesItsFabric(t *testing.T) {
 	net := rdmatest.NewNetwork()
@@ -88,4 +107,44 @@ func TestNodeClosesItsFabric(t *testing.T) {
 	require.ErrorContains(t, err, "0 layers")
 	_, err = f.Metadata()
 	require.ErrorContains(t, err, "closed")
+}
+
+// The ids that a node gives its own fetches are no request's: every id can be published, whatever is being fetched.
+func TestNoRequestIDMeetsTheNodesOwn(t *testing.T) {
+	net := rdmatest.NewNetwork()
+	owner, reader := openNode(t, net, "owner"), openNode(t, net, "reader")
+	p, err := owner.Publish(t.Context(), "req", []int{3}, 16)
+	require.NoError(t, err)
+	net.HoldReads(true)
+	fetched := make(chan error, 1)
+	go func() { fetched <- reader.Fetch(t.Context(), p.Params(), []int{5}) }()
+	require.Eventually(t, func() bool { return len(net.Reads()) == 1 }, 20*time.Second, 100*time.Microsecond)
+	for i, id := range []string{"r0", "r1", "hold of r1", "r2"} {
+		own, err := reader.Publish(t.Context(), id, []int{i}, 16)
+		require.NoError(t, err, id)
+		require.NoError(t, own.Revoke())
+		<-own.Done()
+	}
+	net.HoldReads(false)
+	require.True(t, net.Reads()[0].Deliver())
+	require.NoError(t, <-fetched)
+}
+
+// A publication that cannot be leaves nothing behind: its blocks and its id are free, and a drain waits for nothing.
+func TestPublicationThatCannotBeLeavesNothing(t *testing.T) {
+	n := openNode(t, rdmatest.NewNetwork(), "owner")
+	for name, publish := range map[string]func() (*nixlgo.Publication, error){
+		"no blocks":           func() (*nixlgo.Publication, error) { return n.Publish(t.Context(), "req", nil, 0) },
+		"less than no tokens": func() (*nixlgo.Publication, error) { return n.Publish(t.Context(), "req", []int{3}, -1) },
+	} {
+		_, err := publish()
+		require.ErrorIs(t, err, lease.ErrInvalid, name)
+	}
+	p, err := n.Publish(t.Context(), "req", []int{3}, 16)
+	require.NoError(t, err)
+	require.NoError(t, p.Revoke())
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	left, err := n.Drain(ctx)
+	require.NoError(t, err, "%v", left)
 }

@@ -69,7 +69,9 @@ func TestReadsOfOnePeerStartInOrderOfArrivalUpToTheCap(t *testing.T) {
 	require.Equal(t, []int{0, 1, 2}, reading(d.reader))
 	require.Equal(t, 7, d.reader.ranks[0].w.Stats().Waiting)
 	require.Equal(t, 10, d.reader.ranks[0].w.Stats().Pulls)
-	require.True(t, d.reader.ranks[0].w.Busy())
+	busy, moved := d.reader.ranks[0].w.Busy()
+	require.True(t, busy)
+	require.Equal(t, *d.now, moved)
 	started := 3
 	for ended, next := range []struct {
 		end  int
@@ -338,4 +340,40 @@ func TestPullThatCannotBeReadDoesNotBlockTheQueue(t *testing.T) {
 	deliver(t, d.reader, 0)
 	d.reader.step()
 	require.Equal(t, []int{3}, reading(d.reader))
+}
+
+// vllm-wire.md 9.11, peer-tests A4.5: of an owner that offers more than the prompt holds, the prompt's own blocks are read, with and
+// without a prefix hit. Paired from their ends, the two lists would give the prompt the blocks of what follows it.
+func TestPromptThatEndsBeforeTheOffersEndGetsItsOwnBlocks(t *testing.T) {
+	d := newDuo(t)
+	p := d.owner.publish("req", 7, 0, 1, 2, 3, 4) // 80 tokens
+	for name, c := range map[string]struct {
+		tokens int
+		local  []int
+		first  int // place in the request of the first of them
+	}{
+		"three blocks of five":         {48, []int{5, 6, 7}, 0},
+		"the last is not full":         {33, []int{5, 6, 7}, 0},
+		"the first is here":            {40, []int{8, 9}, 1},
+		"all that is offered":          {80, []int{5, 6, 7, 8, 9}, 0},
+		"the end of what is offered":   {0, []int{5, 6}, 3},
+		"one token of the first block": {1, []int{5}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			q := *p
+			d.reader.arrive(name, &q)
+			if c.tokens > 0 {
+				require.NoError(t, d.reader.sched.ReadUpTo(name, c.tokens))
+			}
+			other := "other-" + name // keeps the lease for the next case
+			require.NoError(t, d.reader.sched.Hold(*d.now, other, &q))
+			require.NoError(t, d.reader.sched.OnBlocksAllocated(*d.now, name, &q, [][]int{c.local}))
+			until(t, "the read", func() bool { return d.reader.ran[name] }, d.reader)
+			for i, b := range c.local {
+				require.Equal(t, d.owner.block(0, 1, c.first+i), d.reader.block(0, 1, b), "block %d", b)
+			}
+			d.reader.over(name)
+			require.NoError(t, d.reader.sched.Unhold(*d.now, other, false))
+		})
+	}
 }

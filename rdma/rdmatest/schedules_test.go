@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -738,7 +740,9 @@ func TestReleaseWaitsForTheHandshake(t *testing.T) {
 	clean(t, owner, reader)
 }
 
-// vllm#48633, cases.md 46: the side channel of one owner hangs; the leases at the others are renewed on time.
+// vllm#48633, cases.md 46: the side channel of one owner hangs for a minute of the engines' clock. Heartbeats to the others keep
+// their cadence of 5 s, and what arrives is handled and what runs out is reaped on time, by steps alone: the engines call nothing
+// in that minute.
 func TestHangingHandshakeHoldsUpNoOther(t *testing.T) {
 	d := newDuo(t)
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
@@ -749,18 +753,24 @@ func TestHangingHandshakeHoldsUpNoOther(t *testing.T) {
 	hung.RemoteEngineID, hung.RemotePort = "mute", mute.Addr().(*net.TCPAddr).Port
 	d.reader.pull("hung", &hung, 9)
 	d.reader.arrive("local", p)
+	d.owner.publish("unread", 8, 4)
+	d.reader.step()
+	d.owner.step()
 	renewals := d.owner.ranks[0].w.Stats().Leases.Renewals
-	for i := range 11 { // 55 s
+	for tick := range 600 { // of 100 ms
+		require.EqualValues(t, tick/50, d.owner.ranks[0].w.Stats().Leases.Renewals-renewals, "after %d00 ms", tick)
+		require.Equal(t, tick >= 300, d.owner.freed["unread"] == lease.ReasonExpired, "after %d00 ms", tick)
+		d.pass(0.1)
 		d.reader.step()
 		d.owner.step()
-		require.EqualValues(t, i+1, d.owner.ranks[0].w.Stats().Leases.Renewals-renewals)
-		d.pass(5)
 	}
+	require.Equal(t, 1, d.reader.ranks[0].w.Stats().PeersConnecting)
 	require.NoError(t, d.reader.sched.OnBlocksAllocated(*d.now, "local", p, [][]int{{5}}))
 	d.reader.step()
 	d.reader.step()
 	require.True(t, d.reader.ran["local"])
-	require.Empty(t, d.reader.failed)
+	require.Len(t, d.reader.failed, 1)
+	require.ErrorIs(t, failure(d.reader, "hung"), lease.ErrTimeout)
 }
 
 // vllm 0.33.0 and nixl-sys, cases.md 29: each READ is reported to its owner exactly once.
@@ -859,6 +869,121 @@ func TestFirstRequestsShareOneHandshake(t *testing.T) {
 		require.Zero(t, reader.wrong(uint64(i), i))
 	}
 	require.EqualValues(t, 1, reader.ranks[0].w.Stats().Checks, "one slot READ for all whose blocks were in")
+}
+
+// mute is a side channel that takes connections and says nothing, and counts them.
+func mute(t *testing.T) (port int, dialled *atomic.Int64) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	dialled = &atomic.Int64{}
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		var conns []net.Conn
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				break
+			}
+			dialled.Add(1)
+			conns = append(conns, c)
+		}
+		for _, c := range conns {
+			c.Close()
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		ended.Wait()
+	})
+	return l.Addr().(*net.TCPAddr).Port, dialled
+}
+
+// vllm#41863, vllm#55677, cases.md 44: a hundred first requests to an owner that is dead are one dial, and a hundred failures,
+// each told once. The next request dials again, at first at once and then after a back-off.
+func TestFirstRequestsToADeadOwnerAreOneDial(t *testing.T) {
+	start := time.Unix(1_000_000, 0)
+	network := rdmatest.NewNetwork()
+	port, dialled := mute(t)
+	reader := newEngine(t, network, &start, "reader", func(w *rdma.WorkerConfig, s *lease.SchedulerConfig) {
+		w.HandshakeTimeout, s.Blocks = 100*time.Millisecond, 200
+	})
+	told := map[string]int{}
+	reader.outcome = func(o lease.Outcome) {
+		for _, f := range o.Fail {
+			told[f.Request]++
+			require.ErrorIs(t, f.Err, lease.ErrHandshake)
+			require.ErrorContains(t, f.Err, fmt.Sprint(port))
+			require.False(t, f.Quarantined)
+		}
+	}
+	ask := func(id string, block int) {
+		reader.pull(id, &lease.Params{DoRemotePrefill: true, RemoteBlockIDs: [][]int{{block}}, RemoteEngineID: "dead", RemoteRequestID: id,
+			RemoteHost: "127.0.0.1", RemotePort: port, TPSize: 1, Lease: &lease.SlotRef{Slot: block, Nonce: 1}}, block)
+		reader.step()
+	}
+	for i := range 100 {
+		ask(fmt.Sprint("req-", i), i)
+	}
+	until(t, "the failures", func() bool { return len(told) == 100 }, reader)
+	require.EqualValues(t, 1, dialled.Load())
+	for i, c := range []struct {
+		pass  float64
+		dials int64
+	}{{0, 2}, {0, 2}, {0.9, 2}, {0.2, 3}, {1.9, 3}, {0.2, 4}} { // back-off 0, 1, 2 s
+		start = start.Add(time.Duration(c.pass * float64(time.Second)))
+		id := fmt.Sprint("next-", i)
+		ask(id, 150)
+		until(t, "the failure", func() bool { return told[id] == 1 }, reader)
+		require.Equal(t, c.dials, dialled.Load(), "request %d", i)
+	}
+	for id, n := range told {
+		require.Equal(t, 1, n, id)
+		reader.over(id)
+	}
+	reader.step()
+	clean(t, reader)
+}
+
+// vllm#41863, cases.md 44: a hundred thousand requests that fail, or have nothing to read, to a thousand engines that are not there:
+// nothing is left of them once nobody has asked for a while.
+func TestNothingIsLeftOfAHundredThousandFailures(t *testing.T) {
+	const engines, each = 1000, 50
+	start := time.Unix(1_000_000, 0)
+	reader := newEngine(t, rdmatest.NewNetwork(), &start, "reader", func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Blocks = 2 * each })
+	failures := 0
+	reader.outcome = func(o lease.Outcome) { failures += len(o.Fail) }
+	for e := range engines {
+		p := lease.Params{DoRemotePrefill: true, RemoteEngineID: fmt.Sprint("engine-", e), RemoteHost: "127.0.0.1", RemotePort: 1, TPSize: 1,
+			Lease: &lease.SlotRef{Nonce: 1}}
+		var ids []string
+		for i := range 2 * each {
+			id := fmt.Sprint("req-", e, "-", i)
+			ids = append(ids, id)
+			q := p
+			q.RemoteRequestID, q.RemoteBlockIDs = id, [][]int{{i}}
+			if i%2 == 0 {
+				reader.pull(id, &q, i)
+			} else {
+				reader.pull(id, &q)
+			}
+		}
+		until(t, "the failures", func() bool { return failures == (e+1)*each }, reader)
+		for _, id := range ids {
+			reader.over(id)
+		}
+		start = start.Add(10 * time.Second)
+	}
+	w := reader.ranks[0].w
+	reader.step()
+	until(t, "the last handshake", func() bool { return w.Stats().PeersConnecting == 0 }, reader)
+	require.LessOrEqual(t, failed(reader), int64(2*engines), "a handshake for the requests, and one for their releases")
+	require.LessOrEqual(t, w.Stats().PeersIdle, 8, "those of the last minute")
+	start = start.Add(2 * time.Minute)
+	reader.step()
+	s := w.Stats()
+	require.Zero(t, s.Peers+s.PeersIdle+s.PeersConnecting+s.PeersBroken+s.Pulls+s.Waiting)
+	clean(t, reader)
 }
 
 // A call that fails in the fabric fails one request, or is repeated in the next step; nothing is lost and nothing sticks.

@@ -1,3 +1,7 @@
+// Package doctor tries the library for the command doctor, after what package diagnose can say without it.
+//
+// The parent process never loads the library: a child process does (see Loopback), so that a library that crashes or hangs is
+// a finding too, and so that whatever C prints stays apart from the report.
 package doctor
 
 import (
@@ -10,9 +14,10 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"strings"
 	"syscall"
 	"time"
+
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // Options configure Run.
@@ -24,14 +29,14 @@ type Options struct {
 
 // message is a line from the child: a step begins, a finding was made, or all steps are done.
 type message struct {
-	Begin   string   `json:"begin,omitempty"`
-	Finding *Finding `json:"finding,omitempty"`
-	Done    bool     `json:"done,omitempty"`
+	Begin   string            `json:"begin,omitempty"`
+	Finding *diagnose.Finding `json:"finding,omitempty"`
+	Done    bool              `json:"done,omitempty"`
 }
 
 // Run examines the host and then the library, and reports each finding as it is made. It returns the names of the checks
 // that were not reached because an earlier one failed.
-func Run(ctx context.Context, h *Host, o Options, report func(Finding)) (skipped []string, err error) {
+func Run(ctx context.Context, h *diagnose.Host, o Options, report func(diagnose.Finding)) (skipped []string, err error) {
 	for _, f := range h.Findings() {
 		report(f)
 	}
@@ -64,7 +69,7 @@ func Run(ctx context.Context, h *Host, o Options, report func(Finding)) (skipped
 
 // follow reports what the child says until it ends, and kills it when a step takes too long. It returns how many steps
 // the child began.
-func follow(ctx context.Context, h *Host, timeout time.Duration, c *exec.Cmd, r io.Reader, report func(Finding)) (reached int) {
+func follow(ctx context.Context, h *diagnose.Host, timeout time.Duration, c *exec.Cmd, r io.Reader, report func(diagnose.Finding)) (reached int) {
 	messages := make(chan message)
 	go func() { // ends with the child, whose pipe then closes
 		defer close(messages)
@@ -89,11 +94,11 @@ func follow(ctx context.Context, h *Host, timeout time.Duration, c *exec.Cmd, r 
 				c.Process.Kill() // it has ended, or it writes what is no report
 				err := c.Wait()
 				if !done && ctx.Err() == nil {
-					report(h.advise(Finding{Name: at.name, Status: Fail, Value: died(err), Cause: "the process died while it waited for " + at.waiting}))
+					report(h.Advise(diagnose.Finding{Name: at.name, Status: diagnose.Fail, Value: died(err), Cause: "the process died while it waited for " + at.waiting}))
 				}
 				return reached
 			case m.Finding != nil:
-				report(h.advise(*m.Finding))
+				report(h.Advise(*m.Finding))
 			case m.Done:
 				done = true
 			default:
@@ -109,7 +114,7 @@ func follow(ctx context.Context, h *Host, timeout time.Duration, c *exec.Cmd, r 
 			for range messages {
 			}
 			c.Wait()
-			report(h.advise(Finding{Name: at.name, Status: Fail, Value: fmt.Sprintf("nothing within %v", timeout), Cause: "waited for " + at.waiting}))
+			report(h.Advise(diagnose.Finding{Name: at.name, Status: diagnose.Fail, Value: fmt.Sprintf("nothing within %v", timeout), Cause: "waited for " + at.waiting}))
 			return reached
 		}
 	}
@@ -123,25 +128,4 @@ func died(err error) string {
 		return exit.Error()
 	}
 	return "ended early"
-}
-
-// suspects are the variables that most often keep a library from working.
-var suspects = []string{"UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR", "LD_PRELOAD", "LD_LIBRARY_PATH", "NIXLGO_LIBRARY"}
-
-// advise gives a failure of the library a remedy: first of all the variables that are set.
-func (h *Host) advise(f Finding) Finding {
-	if f.Status != Fail || f.Remedy != "" {
-		return f
-	}
-	var set []string
-	for _, name := range suspects {
-		if v, ok := h.Env[name]; ok {
-			set = append(set, name+"="+v)
-		}
-	}
-	if len(set) > 0 {
-		f.Remedy = "correct or unset " + strings.Join(set, ", ") + "; "
-	}
-	f.Remedy += "see what UCX and NIXL print to standard error; UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO make them print more"
-	return f
 }

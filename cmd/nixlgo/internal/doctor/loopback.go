@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nixlgo/nixlgo/nixl"
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // step is a check that enters the library, so that it may crash or never return. A step that fails is the last one.
@@ -31,14 +32,20 @@ var steps = []step{
 	{"plugins", "the library to list its plugins", (*loopback).plugins},
 	{"backend", "the UCX backends of two agents to start", (*loopback).backends},
 	{"ucx", "the version of the loaded UCX", (*loopback).ucx},
-	{"read", "a READ of " + bytes(readSize) + " between two agents of one process to complete", (*loopback).read},
+	{"read", "a READ of " + readText + " between two agents of one process to complete", (*loopback).read},
 	{"notification", "a notification from one agent to the other to arrive", (*loopback).notify},
 	{"close", "the agents to close", (*loopback).close},
+}
+
+// InLibrary reports whether the check of this name enters the library. One that fails often shows what is wrong elsewhere.
+func InLibrary(name string) bool {
+	return slices.ContainsFunc(steps, func(s step) bool { return s.name == name })
 }
 
 const (
 	plugin   = "UCX"
 	readSize = 1 << 20
+	readText = "1 MiB"
 )
 
 // loopback is an owner and a reader in one process.
@@ -47,14 +54,14 @@ type loopback struct {
 	owner, reader *nixl.Agent
 	backend       *nixl.Backend // the owner's
 	buffers       []*nixl.Buffer
-	report        func(Finding) error
+	report        func(diagnose.Finding) error
 }
 
 // Loopback runs the steps that need the library, and writes its messages to out, for Run in the parent process. It waits
 // without a deadline: the parent has one for each step and kills this process.
 func Loopback(library string, out io.Writer) error {
 	send := json.NewEncoder(out).Encode
-	l := &loopback{library: library, report: func(f Finding) error { return send(message{Finding: &f}) }}
+	l := &loopback{library: library, report: func(f diagnose.Finding) error { return send(message{Finding: &f}) }}
 	for _, s := range steps {
 		if err := send(message{Begin: s.name}); err != nil {
 			return fmt.Errorf("report to the parent process: %w", err)
@@ -62,9 +69,9 @@ func Loopback(library string, out io.Writer) error {
 		if err := s.run(l); err != nil {
 			var f failure
 			if !errors.As(err, &f) {
-				f.Finding = Finding{Value: "failed", Cause: err.Error()}
+				f.Finding = diagnose.Finding{Value: "failed", Cause: err.Error()}
 			}
-			f.Name, f.Status = s.name, Fail
+			f.Name, f.Status = s.name, diagnose.Fail
 			if err := l.report(f.Finding); err != nil {
 				return err
 			}
@@ -75,7 +82,7 @@ func Loopback(library string, out io.Writer) error {
 }
 
 // failure is an error that knows more than its text.
-type failure struct{ Finding }
+type failure struct{ diagnose.Finding }
 
 func (f failure) Error() string { return f.Cause }
 
@@ -93,20 +100,20 @@ func (l *loopback) load() error {
 		if errors.Is(err, nixl.ErrStub) {
 			value = "a stub: built without NIXL behind it"
 		}
-		return failure{Finding{Value: value, Cause: err.Error(), Remedy: remedy}}
+		return failure{diagnose.Finding{Value: value, Cause: err.Error(), Remedy: remedy}}
 	}
 	file := lib.Path
 	if !filepath.IsAbs(file) { // found by the system's loader: ask the kernel which file it is
 		file = strings.Join(mapped("libnixl_capi"), ", ")
 	}
-	if wheel := wheelOf(file); wheel != "" {
+	if wheel := lib.Wheel(); wheel != "" {
 		file += " (" + wheel + ")"
 	}
 	var tried []string
 	for _, a := range lib.Tried {
 		tried = append(tried, a.String())
 	}
-	f := Finding{Name: "library", Status: OK, Value: file, Cause: "not a stub"}
+	f := diagnose.Finding{Name: "library", Status: diagnose.OK, Value: file, Cause: "not a stub"}
 	if len(tried) > 0 {
 		f.Cause += "; tried before: " + strings.Join(tried, "; ")
 	}
@@ -114,7 +121,7 @@ func (l *loopback) load() error {
 		return err
 	}
 	if missing := lib.Missing(); len(missing) > 0 {
-		f := Finding{Name: "optional functions", Status: OK, Value: "missing: " + strings.Join(missing, ", "), Cause: "calls that need them answer an error; nothing else does"}
+		f := diagnose.Finding{Name: "optional functions", Status: diagnose.OK, Value: "missing: " + strings.Join(missing, ", "), Cause: "calls that need them answer an error; nothing else does"}
 		if err := l.report(f); err != nil {
 			return err
 		}
@@ -128,21 +135,11 @@ func (l *loopback) load() error {
 		if had {
 			why = fmt.Sprintf("set by nixlgo in place of %q: %s", v, d.Why)
 		}
-		if err := l.report(Finding{Name: d.Name, Status: OK, Value: d.Value, Cause: why}); err != nil {
+		if err := l.report(diagnose.Finding{Name: d.Name, Status: diagnose.OK, Value: d.Value, Cause: why}); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// wheelOf names the Python package that the file belongs to, such as nixl_cu12-1.5.1: its metadata lies beside the
-// directory of the libraries.
-func wheelOf(file string) string {
-	found, _ := filepath.Glob(filepath.Join(filepath.Dir(filepath.Dir(file)), "nixl*.dist-info")) // the pattern is well formed, or nothing is found
-	if len(found) != 1 {
-		return ""
-	}
-	return strings.TrimSuffix(filepath.Base(found[0]), ".dist-info")
 }
 
 // mapped returns the files mapped into this process whose name begins with stem and a dot or a dash.
@@ -186,9 +183,9 @@ func (l *loopback) plugins() error {
 	}
 	value := strings.Join(names, ", ")
 	if !slices.Contains(names, plugin) {
-		return failure{Finding{Value: "found: " + value, Cause: "the plugin UCX, which nixlgo uses, is not among them"}}
+		return failure{diagnose.Finding{Value: "found: " + value, Cause: "the plugin UCX, which nixlgo uses, is not among them"}}
 	}
-	return l.report(Finding{Name: "plugins", Status: OK, Value: value})
+	return l.report(diagnose.Finding{Name: "plugins", Status: diagnose.OK, Value: value})
 }
 
 func (l *loopback) backends() (err error) {
@@ -216,24 +213,24 @@ func (l *loopback) backends() (err error) {
 	for _, m := range mems {
 		kinds = append(kinds, m.String())
 	}
-	return l.report(Finding{Name: "backend", Status: OK, Value: fmt.Sprintf("UCX: %s; memory %s", strings.Join(parts, " "), strings.Join(kinds, ", "))})
+	return l.report(diagnose.Finding{Name: "backend", Status: diagnose.OK, Value: fmt.Sprintf("UCX: %s; memory %s", strings.Join(parts, " "), strings.Join(kinds, ", "))})
 }
 
 // ucx: two copies of UCX in one process take each other's memory hooks, with runaway allocation and crashes (cases.md 35).
 func (l *loopback) ucx() error {
 	copies := mapped("libucp")
 	if len(copies) == 0 {
-		return l.report(Finding{Name: "ucx", Status: Warn, Value: "no libucp is mapped", Cause: "the UCX plugin holds UCX in itself, or UCX has another name here",
+		return l.report(diagnose.Finding{Name: "ucx", Status: diagnose.Warn, Value: "no libucp is mapped", Cause: "the UCX plugin holds UCX in itself, or UCX has another name here",
 			Remedy: "use a NIXL that links UCX as shared libraries, such as the wheel, so that a second copy can be seen"})
 	}
 	value := strings.Join(copies, ", ")
 	if len(copies) > 1 {
-		return failure{Finding{Value: value, Cause: "this process has loaded more than one UCX, which interfere with each other"}}
+		return failure{diagnose.Finding{Value: value, Cause: "this process has loaded more than one UCX, which interfere with each other"}}
 	}
 	if v := ucxVersion(copies[0]); v != "" {
 		value = v + ", " + value
 	}
-	return l.report(Finding{Name: "ucx", Status: OK, Value: value, Cause: "one copy in the process"})
+	return l.report(diagnose.Finding{Name: "ucx", Status: diagnose.OK, Value: value, Cause: "one copy in the process"})
 }
 
 // buffer allocates size bytes and registers them with a.
@@ -286,9 +283,9 @@ func (l *loopback) read() error {
 	}
 	took := time.Since(start)
 	if string(to.Bytes()) != string(from.Bytes()) {
-		return failure{Finding{Value: "wrong bytes", Cause: "the READ was reported as done, but the bytes differ from the owner's"}}
+		return failure{diagnose.Finding{Value: "wrong bytes", Cause: "the READ was reported as done, but the bytes differ from the owner's"}}
 	}
-	return l.report(Finding{Name: "read", Status: OK, Value: fmt.Sprintf("%s in %v, bytes equal", bytes(readSize), took.Round(time.Microsecond)),
+	return l.report(diagnose.Finding{Name: "read", Status: diagnose.OK, Value: fmt.Sprintf("%s in %v, bytes equal", readText, took.Round(time.Microsecond)),
 		Cause: "between two agents of one process, the connection included"})
 }
 
@@ -309,9 +306,9 @@ func (l *loopback) notify() error {
 		}
 		took := time.Since(start)
 		if len(got) != 1 || got[0].From != l.reader.Name() || string(got[0].Payload) != string(text) {
-			return failure{Finding{Value: fmt.Sprintf("%d, the first from %q: %q", len(got), got[0].From, got[0].Payload), Cause: "another notification arrived than the one sent"}}
+			return failure{diagnose.Finding{Value: fmt.Sprintf("%d, the first from %q: %q", len(got), got[0].From, got[0].Payload), Cause: "another notification arrived than the one sent"}}
 		}
-		return l.report(Finding{Name: "notification", Status: OK, Value: fmt.Sprintf("%d B in %v", len(text), took.Round(time.Microsecond))})
+		return l.report(diagnose.Finding{Name: "notification", Status: diagnose.OK, Value: fmt.Sprintf("%d B in %v", len(text), took.Round(time.Microsecond))})
 	}
 }
 

@@ -75,7 +75,7 @@ func relay(w http.ResponseWriter, answer *http.Response, err error) {
 }
 
 // A router of one P and one D.
-func Example() {
+func Example_router() {
 	p := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		fmt.Printf("P: %s\n", body)
@@ -103,19 +103,4 @@ func Example() {
 	// P: {"prompt": "hello", "max_tokens": 1, "seed": 12345678901234567890,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}
 	// D: {"prompt": "hello", "max_tokens": 16, "seed": 12345678901234567890,"kv_transfer_params":{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[5,6]],"remote_engine_id":"P","remote_request_id":"cmpl-1","remote_host":"10.0.0.1","remote_port":5600,"remote_lease_slot":3,"remote_lease_nonce":9007199254740991}}
 	// client: {"choices":[{"text":" there"}]}
-}
-
-// The offer of a finished turn, read from a stream while it passes.
-func ExampleCapture() {
-	stream := "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"}}]}\n\n" +
-		"data: {\"choices\":[],\"kv_transfer_params\":{\"do_remote_decode\":true,\"remote_block_ids\":[[7]],\"remote_engine_id\":\"D\"," +
-		"\"remote_request_id\":\"cmpl-2\",\"remote_host\":\"10.0.0.2\",\"remote_port\":5600,\"remote_num_tokens\":12}}\n\ndata: [DONE]\n\n"
-	capture := kvparams.NewCapture("text/event-stream")
-	body := capture.Body(io.NopCloser(strings.NewReader(stream)))
-	if _, err := io.Copy(io.Discard, body); err != nil { // to the client
-		log.Fatal(err)
-	}
-	offer, err := capture.Handoff()
-	fmt.Println(offer.Params().RemoteEngineID, offer.Params().RemoteNumTokens, err)
-	// Output: D 12 <nil>
 }

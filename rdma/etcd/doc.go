@@ -1,0 +1,35 @@
+// Package etcd keeps the handshake metadata of engines in etcd (server 3.4 or newer): an rdma.Directory for owners and readers
+// whose side channels do not reach each other, or of which there are too many to configure.
+//
+//	cfg, err := etcd.ConfigFromEnv() // NIXL_ETCD_ENDPOINTS, NIXL_ETCD_NAMESPACE
+//	dir, err := etcd.Open(cfg)
+//	node, err := nixlgo.New(nixlgo.Config{Etcd: dir, …})
+//
+// It is a package of its own so that only programs that use it link etcd's client.
+//
+// # Keys
+//
+// A rank is one key, <namespace>/nixlgo/<engine id, URL-escaped>/<rank>, and its value is what the rank's side channel would
+// answer: vLLM's NixlHandshakePayload, of at most rdma.MaxReply bytes. NIXL's own metadata lies beside that, in
+// <namespace>/<agent>/…, and is neither read nor written.
+//
+// # The session
+//
+// Keys are bound to an etcd lease, so those of a process that died go away after Config.TTL. (It has nothing to do with the
+// leases of package lease.) One goroutine keeps the lease and looks every third of the TTL that the keys are there: what an
+// etcd has lost that was restarted, emptied, cut off, or that expired or revoked the lease, is put again. Nothing has to be
+// restarted. A key that another process has put meanwhile is left to that process, with a warning: two engines have one id.
+//
+// While etcd is down, published metadata is as good as before, connections live on, and handshakes are made over the side
+// channel where that can be reached.
+//
+// # Costs
+//
+// Each process has one connection to etcd; an owner makes a lease keep-alive and one request per TTL/3, a reader one request
+// per handshake and rank, and one watch per connected engine, all on one stream. Nothing is asked per request or step.
+//
+// # Trust
+//
+// Who can read the keys can read the memory of their owners, and who can write them decides where readers read. Use TLS and
+// users (Config.Client) and a role for the namespace.
+package etcd
