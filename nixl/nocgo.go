@@ -38,8 +38,8 @@ func rawConnect(handle, []byte, handle) Status                      { return sta
 func rawPrepare(handle, []byte, MemType, []Desc) (handle, Status)   { return 0, statusLacks }
 func rawListRelease(handle, handle) Status                          { return statusLacks }
 
-func rawMake(handle, Op, *list, []int32, *list, []int32, *rawOptions, bool) (handle, Status, Status) {
-	return 0, statusLacks, statusLacks
+func rawMake(handle, Op, *list, []int32, *list, []int32, *rawOptions, bool) pollItem {
+	return pollItem{made: int32(statusLacks)}
 }
 
 func rawPost(handle, *pollItem) Status                { return statusLacks }

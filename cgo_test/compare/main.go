@@ -110,7 +110,7 @@ func tasks(quick bool) []task {
 	for _, n := range notifications {
 		ts = append(ts,
 			task{command: fmt.Sprintf("notify %d %d", n, min(2000, 16<<20/n)), rows: []string{fmt.Sprintf("notification of %d bytes, of many", n)}},
-			task{command: fmt.Sprintf("latency %d 100", n), rows: []string{fmt.Sprintf("notification of %d bytes, one way", n)}})
+			task{command: fmt.Sprintf("latency %d 400", n), rows: []string{fmt.Sprintf("notification of %d bytes, one way", n)}})
 	}
 	return append(ts,
 		task{command: fmt.Sprintf("drain %d", drained), rows: []string{fmt.Sprintf("drain of %d notifications", drained)}},

@@ -28,10 +28,15 @@ func (p *process) wait() {
 	}
 }
 
+// environment is the same for all. malloc keeps the memory that it once had;
+// otherwise the first large lists of a process decide what later ones cost.
+var environment = []string{"UCX_TLS=shm,self", "UCX_LOG_FILE=stderr", "UCX_HANDLE_ERRORS=none", "UCX_USE_MT_MUTEX=y",
+	"UCX_RCACHE_MAX_UNRELEASED=1024", "UCX_LOG_LEVEL=error", "NIXL_LOG_LEVEL=ERROR",
+	"GLIBC_TUNABLES=glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"}
+
 func start(ctx context.Context, name string, env []string, args ...string) (*process, error) {
 	c := exec.CommandContext(ctx, args[0], args[1:]...)
-	c.Env = append(os.Environ(), append(env, "UCX_TLS=shm,self", "UCX_LOG_FILE=stderr", "UCX_HANDLE_ERRORS=none", "UCX_USE_MT_MUTEX=y",
-		"UCX_RCACHE_MAX_UNRELEASED=1024", "UCX_LOG_LEVEL=error", "NIXL_LOG_LEVEL=ERROR")...)
+	c.Env = append(append(os.Environ(), environment...), env...)
 	c.Stderr = os.Stderr
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	in, err := c.StdinPipe()

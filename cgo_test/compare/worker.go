@@ -355,7 +355,7 @@ func (w *worker) drain() (got int, err error) {
 // drainOnce times the drain of messages that have all arrived. Only the drain
 // can tell that they have, so it is tried again with a longer wait if not.
 func (w *worker) drainOnce(count int) ([]float64, error) {
-	for wait := 50 * time.Millisecond; wait < 5*time.Second; wait *= 2 {
+	for wait := 20 * time.Millisecond; wait < 5*time.Second; wait *= 2 {
 		if err := w.send(64, count); err != nil {
 			return nil, err
 		}

@@ -296,7 +296,7 @@ static void collect(size_t count) {
 
 /* Only the drain can tell that all have arrived: if not, it is tried again with a longer wait. */
 static uint64_t drain_once(size_t count) {
-    for (useconds_t wait = 50000; wait < 5000000; wait *= 2) {
+    for (useconds_t wait = 20000; wait < 5000000; wait *= 2) {
         send_all(64, count);
         usleep(wait);
         uint64_t t = now();

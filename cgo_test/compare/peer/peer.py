@@ -180,7 +180,7 @@ def collect(count):
 
 def drain_once(count):
     """Only the drain can tell that all have arrived: if not, it is tried again with a longer wait."""
-    wait = 0.05
+    wait = 0.02
     while wait < 5:
         send(b"m" * 64, count)
         time.sleep(wait)
