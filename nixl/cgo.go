@@ -396,15 +396,11 @@ func (o *rawOptions) unpin() {
 	}
 }
 
-// rawMake makes a request and, with post, posts it: then posted is what the post answered.
+// rawMake makes a request and, with post, posts it: then out.status is what the post answered.
 func rawMake(agent handle, op Op, l *list, li []int32, r *list, ri []int32, o *rawOptions, post bool) (out pollItem) {
-	var options C.uint64_t // as a number, which spares cgo its check of pointers; pinned
-	if o != nil {
-		options = C.uint64_t(uintptr(unsafe.Pointer(o.c())))
-		defer o.unpin()
-	}
+	defer o.unpin()
 	C.nixlgo_make(C.uint64_t(agent), C.uint32_t(op), C.uint64_t(l.h), cindices(li), C.int32_t(l.n), C.uint64_t(r.h), cindices(ri),
-		C.int32_t(r.n), C.size_t(len(li)), options, cflag(post), (*C.nixlgo_poll_item)(unsafe.Pointer(&out)))
+		C.int32_t(r.n), C.size_t(len(li)), o.c(), cflag(post), (*C.nixlgo_poll_item)(unsafe.Pointer(&out)))
 	return out
 }
 

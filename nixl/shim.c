@@ -519,12 +519,12 @@ static bool within(const int32_t *indices, size_t n, int32_t len) {
 /* Makes a request and, with post, posts it: then out->status is what the post answered. */
 void nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, int32_t local_len,
                  uint64_t remote, const int32_t *ri, int32_t remote_len, size_t n,
-                 uint64_t options, int post, nixlgo_poll_item *out) {
+                 const nixlgo_options *options, int post, nixlgo_poll_item *out) {
     nx_opt_args args = NULL;
     nx_req req = NULL;
     int s = NIXLGO_INDEX;
     if (within(li, n, local_len) && within(ri, n, remote_len))
-        s = transfer_args((const nixlgo_options *)(uintptr_t)options, &args);
+        s = transfer_args(options, &args);
     if (!s)
         s = api.make_xfer_req((nx_agent)(uintptr_t)agent, op, (nx_prepped)(uintptr_t)local, li, n,
                               (nx_prepped)(uintptr_t)remote, ri, n, &req, args);

@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     uint64_t req;
     int32_t status;
-    int32_t made; /* of nixlgo_make: whether there is a request */
+    int32_t made; /* nixlgo_make: the status of making it */
 } nixlgo_poll_item;
 
 /* A growing buffer of ours. Fields are packed as uint32 length and bytes. */
@@ -121,7 +121,7 @@ int nixlgo_list_release(uint64_t agent, uint64_t list);
 
 void nixlgo_make(uint64_t agent, uint32_t op, uint64_t local, const int32_t *li, int32_t local_len,
                  uint64_t remote, const int32_t *ri, int32_t remote_len, size_t n,
-                 uint64_t options, int post, nixlgo_poll_item *out);
+                 const nixlgo_options *options, int post, nixlgo_poll_item *out);
 int nixlgo_create(uint64_t agent, uint32_t op, uint32_t local_mem, const nixlgo_desc *local, uint32_t remote_mem,
                   const nixlgo_desc *remote, size_t n, const char *owner, const nixlgo_options *options,
                   uint64_t *req);

@@ -96,7 +96,7 @@ type Transfer struct {
 	remote  *list
 	bytes   uint64
 	count   int32
-	last    State // when Start returned it, or it was closed
+	last    State // when it was closed
 	err     error // when it was closed
 	cleanup runtime.Cleanup
 }
@@ -118,7 +118,7 @@ type transfer struct {
 type pollItem struct {
 	req    handle
 	status int32
-	made   int32
+	made   int32 // rawMake: the status of making it
 }
 
 // NewTransfer makes a request that moves descriptor ri[k] of the remote list
@@ -133,7 +133,8 @@ type pollItem struct {
 //	nixl_capi_opt_args_set_has_notif, nixl_capi_opt_args_set_skip_desc_merge,
 //	nixl_capi_opt_args_add_backend, nixl_capi_opt_args_set_custom_param
 func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, error) {
-	return a.make("make transfer", op, local, li, remote, ri, &o, false)
+	t, _, err := a.newTransfer("make transfer", op, local, li, remote, ri, &o, false)
+	return t, err
 }
 
 // Start is NewTransfer and Post in one crossing, and answers as Post does. With
@@ -142,71 +143,66 @@ func (a *Agent) NewTransfer(op Op, local *List, li []int32, remote *List, ri []i
 //
 // Implements: as NewTransfer and Post.
 func (a *Agent) Start(op Op, local *List, li []int32, remote *List, ri []int32, o TransferOptions) (*Transfer, State, error) {
-	t, err := a.make("start transfer", op, local, li, remote, ri, &o, true)
-	if err != nil {
-		return nil, Idle, err
-	}
-	return t, t.last, nil
+	return a.newTransfer("start transfer", op, local, li, remote, ri, &o, true)
 }
 
-func (a *Agent) make(what string, op Op, local *List, li []int32, remote *List, ri []int32, o *TransferOptions, post bool) (*Transfer, error) {
+func (a *Agent) newTransfer(what string, op Op, local *List, li []int32, remote *List, ri []int32, o *TransferOptions, post bool) (*Transfer, State, error) {
 	if op != Read && op != Write {
-		return nil, invalid(what, "the operation %d does not exist", int32(op))
+		return nil, Idle, invalid(what, "the operation %d does not exist", int32(op))
 	}
 	if local == nil || remote == nil {
-		return nil, invalid(what, "a list is nil")
+		return nil, Idle, invalid(what, "a list is nil")
 	}
 	s, l, r := a.s, local.s, remote.s
 	if l.a != s || r.a != s {
-		return nil, invalid(what, "a list belongs to another agent")
+		return nil, Idle, invalid(what, "a list belongs to another agent")
 	}
 	if l.remote != "" || r.remote == "" {
-		return nil, invalid(what, "the first list must be local and the second remote")
+		return nil, Idle, invalid(what, "the first list must be local and the second remote")
 	}
 	options, err := o.raw(what, s)
 	if err != nil {
-		return nil, err
+		return nil, Idle, err
 	}
 	li, ri = l.indices(li), r.indices(ri)
 	bytes, err := pair(what, l, li, r, ri)
 	if err != nil {
-		return nil, err
+		return nil, Idle, err
 	}
 	if err := s.lock(what); err != nil {
-		return nil, err
+		return nil, Idle, err
 	}
 	defer s.mu.Unlock()
 	switch {
 	case l.closed || r.closed:
-		return nil, &Error{Op: what, Remote: r.remote, Cause: ErrClosed, Detail: "a list is closed"}
+		return nil, Idle, &Error{Op: what, Remote: r.remote, Cause: ErrClosed, Detail: "a list is closed"}
 	case post && s.closing:
-		return nil, closed(what)
+		return nil, Idle, closed(what)
 	case r.left():
-		return nil, stale(what, r.remote)
+		return nil, Idle, stale(what, r.remote)
 	}
 	var ends map[uint64]uint64
 	if op == Read && r.mem == File {
 		ends = fileEnds(r.files, ri)
 		if post {
 			if err := checkFileEnds(what, ends); err != nil {
-				return nil, err
+				return nil, Idle, err
 			}
 		}
 	}
 	made := rawMake(s.h, op, l, li, r, ri, options, post)
 	if made.made < 0 {
 		if Status(made.made) == statusIndex {
-			return nil, outside(what, l, li, r, ri)
+			return nil, Idle, outside(what, l, li, r, ri)
 		}
-		return nil, s.refused(what, r, options, Status(made.made))
+		return nil, Idle, s.refused(what, r, options, Status(made.made))
 	}
 	t := s.adopt(made.req, l, r, bytes, len(li))
 	t.s.ends = ends
 	if post {
 		t.s.posted(what, Status(made.status))
-		t.last = t.s.state
 	}
-	return t, nil
+	return t, t.s.state, nil
 }
 
 // refused explains why a request of sound arguments was not made.
@@ -502,7 +498,9 @@ func PollAll(ts []*Transfer, states []State) error {
 				s.items = append(s.items, pollItem{req: t.s.h})
 			}
 		}
-		rawPoll(s.h, s.items)
+		if len(s.items) > 0 {
+			rawPoll(s.h, s.items)
+		}
 		k := 0
 		for i, t := range ts[first:last] {
 			if t.s == nil {
@@ -590,12 +588,22 @@ func (t *Transfer) Close() error {
 	x.local.unhold()
 	x.remote.uses--
 	x.remote.unhold()
+	s.discard(x)
+	return failed(op, t.remote.remote, st)
+}
+
+const keepTransfers = 1024 // for the next ones, behind the end of agent.transfers
+
+// discard makes t ready for another request. s.mu is held.
+func (s *agent) discard(t *transfer) {
 	end := len(s.transfers) - 1
 	last := s.transfers[end]
-	last.place, s.transfers[x.place], s.transfers[end] = x.place, last, x
+	last.place, s.transfers[t.place] = t.place, last
+	*t = transfer{}
+	if s.transfers[end] = t; end >= keepTransfers {
+		s.transfers[end] = nil
+	}
 	s.transfers = s.transfers[:end]
-	*x = transfer{}
-	return failed(op, t.remote.remote, st)
 }
 
 func (t *transfer) warnLeak() {
