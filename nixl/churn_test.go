@@ -91,7 +91,9 @@ func TestThousandAgentsInTurn(t *testing.T) {
 		require.Equal(t, n, late.Agents)
 		require.LessOrEqual(t, late.Files, early.Files, kind)
 		require.LessOrEqual(t, late.Threads, early.Threads+4, "%s: Go may want one more now and then", kind)
-		require.LessOrEqual(t, late.Resident, early.Resident+4<<10, "%s: an agent that stays takes 800 KiB", kind)
+		if !testing.Short() { // of a hundred agents the memory says little, and with the race detector nothing
+			require.LessOrEqual(t, late.Resident, early.Resident+4<<10, "%s: an agent that stays takes 800 KiB", kind)
+		}
 	}
 }
 

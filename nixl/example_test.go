@@ -84,11 +84,8 @@ func Example_notification() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	read, err := reader.NewTransfer(nixl.Read, local, nil, remote, nil, nixl.TransferOptions{Notification: []byte("got it")})
+	read, _, err := reader.Start(nixl.Read, local, nil, remote, nil, nixl.TransferOptions{Notification: []byte("got it")})
 	if err != nil {
-		log.Fatal(err)
-	}
-	if _, err := read.Post(); err != nil {
 		log.Fatal(err)
 	}
 	if err := read.Wait(context.Background()); err != nil {

@@ -46,6 +46,14 @@ func TestStartRefusesWithoutMakingAnything(t *testing.T) {
 		require.Nil(t, x, name)
 		require.Equal(t, Idle, state, name)
 	}
+	l.reader.s.mu.Lock()
+	l.reader.s.closing = true // as the agent's Close does before it waits
+	l.reader.s.mu.Unlock()
+	_, _, err = l.reader.Start(Read, l.local, nil, l.remote, nil, TransferOptions{})
+	require.ErrorIs(t, err, ErrClosed)
+	l.reader.s.mu.Lock()
+	l.reader.s.closing = false
+	l.reader.s.mu.Unlock()
 	require.Empty(t, l.reader.s.transfers)
 	require.NoError(t, l.reader.InvalidateRemote(l.owner.Name()))
 	_, _, err = l.reader.Start(Read, l.local, nil, l.remote, nil, TransferOptions{})

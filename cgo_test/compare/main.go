@@ -2,12 +2,46 @@
 // library of one wheel, over shared memory, in processes of their own that take
 // turns.
 //
-//	go run ./cgo_test/compare [-repeats 40] [-quick]
+//	go run ./cgo_test/compare [-repeats 20] [-quick]
 //
 // It prints a table and writes out/bench-binding.json. It needs a C compiler and
-// the folder .nixl-python (make setup-test). Figures of a shared machine are good
-// for ratios only: each is the least of all repeats, spread is (max-min)/min of Go.
-// Targets are reported, not enforced.
+// the folder .nixl-python (make setup-test). Targets are reported, not enforced.
+//
+// # How it measures
+//
+// Figures of a shared machine are good for ratios only. Each is the least of all
+// repeats, in several passes with new processes: which pages a process gets makes
+// its copies up to twice as fast. Spread is (max-min)/min of Go. The thread that
+// measures stays on one processor. Short READs are timed sixteen at once, since
+// reading a clock takes 20 to 40 ns. malloc keeps its memory in all processes:
+// otherwise the first large list decides whether later ones fault their pages in.
+//
+// Prepare is two lists of descriptors that exist before. "Describe and prepare"
+// begins with block numbers, which is where an engine begins: Python makes tuples
+// of them, Go a []Desc, C calls the library for each. "Make to complete" is
+// Agent.Start in Go.
+//
+// # What bounds it
+//
+// Profiles by perf on two virtual cores of an AMD EPYC, NIXL 1.5.1:
+//
+//   - An empty call of C from Go takes 26 ns. The drain of nothing is that, 20 ns
+//     in the library, and 7 ns for the lock and the rest: 53 ns.
+//   - A READ over shared memory is a system call that copies (process_vm_readv),
+//     1.7 of 2 µs. Afterwards nothing of the caller is in the processor's caches
+//     and predictors. A loop in C inside the Go process takes as long as in the C
+//     process; from Go, Start takes 0.3 µs more. Two thirds of that are the way
+//     through cgo (cgocall, asmcgocall, exitsyscall), the rest the new Transfer
+//     and the lock.
+//   - The C API adds one descriptor per call, 7.6 ns each (nixlDescList::addDesc
+//     and the call), and prepares at 2.5 ns. Python hands its whole list over in
+//     one call, at 4 ns with numpy and 45 ns with tuples. The latter is 4 times
+//     what plain C takes, so being 10 times faster takes counting the tuples, too.
+//     Package nixl has the list reserve its room, which C does not by itself: if
+//     malloc gives memory back in between, growing to 100,000 descriptors costs C
+//     another 12 ns each.
+//   - Drained messages get new memory in Go and Python, where the program in C
+//     frees each copy at once: to fault 64 KiB in takes 20 µs.
 package main
 
 import (
@@ -73,6 +107,7 @@ type row struct {
 	Spread       float64 `json:"spread"`
 	Target       string  `json:"target,omitempty"`
 	Met          *bool   `json:"met,omitempty"`
+	Bound        string  `json:"bound,omitempty"` // what keeps a target from being met
 }
 
 // task is one command, and the rows that its answer's numbers give.
@@ -125,7 +160,7 @@ func (r *row) judge() {
 	if i := strings.Index(rest, " ×"); i >= 0 {
 		n, _ = strconv.Atoi(rest[strings.LastIndex(rest[:i], " ")+1 : i])
 	}
-	met := true
+	met, bound := true, "noise: the machine was busy, or the process got slow pages"
 	goal := func(text string, reached bool) {
 		if r.Target += ", " + text; !reached {
 			met = false
@@ -141,18 +176,25 @@ func (r *row) judge() {
 		python(1)
 	case r.Name == "READ again, 1 × 4 KiB" || r.Name == "make to complete, 1 × 4 KiB":
 		over(1.15)
+		bound = "one call through cgo, cold behind the system call that copies"
 	case phase == "describe and prepare" && n == 10_000:
 		python(10)
+		bound = "the C API takes one descriptor a call, 7.6 ns each"
 	case phase == "prepare" && n == 10_000 && !strings.Contains(rest, "tuples"):
 		over(1.3)
 	case phase == "drain of nothing":
 		over(3)
 		python(6)
+		bound = "one call through cgo, see: call of nothing"
 	case phase == "drain of 10000 notifications":
 		python(1)
+		bound = "new memory for the payloads"
 	}
 	if r.Target != "" {
 		r.Target, r.Met = strings.TrimPrefix(r.Target, ", "), &met
+	}
+	if !met {
+		r.Bound = bound
 	}
 }
 
@@ -333,7 +375,7 @@ func printTable(out io.Writer, rows []row) {
 	for _, r := range rows {
 		target := r.Target
 		if r.Met != nil {
-			target += map[bool]string{true: ": met", false: ": MISSED"}[*r.Met]
+			target += map[bool]string{true: ": met", false: ": MISSED: " + r.Bound}[*r.Met]
 		}
 		fmt.Fprintf(t, "%s\t%s\t%.0f\t%.0f\t%.0f\t%.2f\t%.1f\t%d\t%.0f %%\t%s\n", r.Name, r.Unit, r.C, r.Go, r.Python, r.GoOverC, r.PythonOverGo, r.Repeats, 100*r.Spread, target)
 	}

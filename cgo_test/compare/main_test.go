@@ -67,6 +67,7 @@ func TestTargets(t *testing.T) {
 			r.judge()
 			require.NotNil(t, r.Met, name)
 			require.Equal(t, k == 0, *r.Met, "%s: %+v", name, r)
+			require.Equal(t, k == 0, r.Bound == "", "%s: %+v", name, r)
 		}
 		var names []string
 		for _, task := range tasks(false) {
