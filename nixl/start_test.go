@@ -155,15 +155,3 @@ func TestTransfersInAnyOrder(t *testing.T) {
 		require.False(t, i > keepTransfers && x != nil, "%d is kept", i)
 	}
 }
-
-func TestATransferCostsOneAllocation(t *testing.T) {
-	l := newLink(t, 1<<16, 4096)
-	one := []int32{1}
-	require.LessOrEqual(t, testing.AllocsPerRun(100, func() {
-		x, state, _ := l.reader.Start(Read, l.local, one, l.remote, one, TransferOptions{})
-		for state == Active {
-			state, _ = x.Poll()
-		}
-		x.Close()
-	}), 1.0)
-}
