@@ -2,12 +2,13 @@ package nixl
 
 import (
 	"errors"
-	"net"
 	"net/netip"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // newListener returns an agent with NIXL's listener, and where that is, or nil once
@@ -20,12 +21,11 @@ func newListener(t testing.TB) (*Agent, netip.AddrPort) {
 		require.ErrorContains(t, err, "needs NIXL 1.5.0")
 		return nil, netip.AddrPort{}
 	}
-	for range 20 { // somebody may take the port in between
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	for range 20 { // another test may take the port in between
+		port, err := ports.Free()
 		require.NoError(t, err)
-		at := l.Addr().(*net.TCPAddr).AddrPort()
-		require.NoError(t, l.Close())
-		a, err := NewAgent("", Config{Listen: true, ListenPort: int(at.Port()), ListenDelay: time.Millisecond})
+		at := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(port))
+		a, err := NewAgent("", Config{Listen: true, ListenPort: port, ListenDelay: time.Millisecond})
 		if err != nil {
 			continue
 		}

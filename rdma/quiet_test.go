@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/nixl"
 )
 
@@ -127,10 +128,8 @@ func TestCausesOfFailedHandshakesAreToldApart(t *testing.T) {
 	web := listen(func(c net.Conn) {
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\nX: 0123456789012345678901234567890123456789\r\n\r\n"))
 	})
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := ports.Free()
 	require.NoError(t, err)
-	nobody := l.Addr().(*net.TCPAddr).Port
-	require.NoError(t, l.Close())
 	for _, c := range []struct {
 		host string
 		port int

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/nixl"
 )
@@ -351,10 +352,8 @@ func TestBadBlockIDsFailOneRequestOnly(t *testing.T) {
 func TestPeerThatIsNotThereFailsTheHandshake(t *testing.T) {
 	now, owner, reader := pair2(t)
 	p := owner.publish("req", 2)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	gone, err := ports.Free()
 	require.NoError(t, err)
-	gone := l.Addr().(*net.TCPAddr).Port
-	require.NoError(t, l.Close())
 	t.Run("nobody listens", func(t *testing.T) {
 		q := *p
 		q.RemotePort, q.RemoteEngineID = gone, "elsewhere"

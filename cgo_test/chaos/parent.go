@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/nixlgo/nixlgo/cgo_test/measure"
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // process is a child as the parent sees it.
@@ -108,6 +109,11 @@ func (c *chaos) spawn(role string, id identity) (*process, error) {
 	}
 	c.salt++
 	id.Salt = c.salt
+	if id.Port == 0 {
+		if id.Port, err = ports.Free(); err != nil { // it may be restarted there
+			return nil, err
+		}
+	}
 	env, err := json.Marshal(id)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,7 @@ package etcdserver
 
 import (
 	"bytes"
-	"net"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // Server is an etcd of one member on the loopback interface. Its methods are for one goroutine.
@@ -29,10 +31,9 @@ func Start(t testing.TB) *Server {
 	t.Helper()
 	var urls [2]string
 	for i := range urls {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		port, err := ports.Free()
 		require.NoError(t, err)
-		urls[i] = "http://" + l.Addr().String()
-		require.NoError(t, l.Close())
+		urls[i] = fmt.Sprintf("http://127.0.0.1:%d", port)
 	}
 	s := &Server{URL: urls[0], t: t, dir: t.TempDir(), peer: urls[1]}
 	t.Cleanup(func() {

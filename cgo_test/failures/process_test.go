@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/lease"
 )
 
@@ -52,6 +53,11 @@ func launch(t testing.TB, name string, s setup, w where) *process {
 	t.Helper()
 	if s.BlockBytes == 0 {
 		s.BlockBytes = blockBytes
+	}
+	if s.Port == 0 {
+		port, err := ports.Free() // it may be restarted there
+		require.NoError(t, err)
+		s.Port = port
 	}
 	text, err := json.Marshal(s)
 	require.NoError(t, err)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // Engines start in 15 to 45 s, and in minutes on a busy machine. Everything that is waited for has this long.
@@ -119,7 +120,7 @@ func Start(t testing.TB, o Options) *Peer {
 	if o.Extra == nil {
 		extra = []byte("{}")
 	}
-	port, err := freePort()
+	port, err := ports.Free() // vLLM does not say when its port is taken, it waits for ever
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,15 +187,6 @@ func environment() (string, error) {
 func here() string {
 	_, file, _, _ := runtime.Caller(0)
 	return filepath.Dir(file)
-}
-
-// freePort returns a port that is free now. vLLM does not say when its port is taken, it waits for ever.
-func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
-	}
-	return l.Addr().(*net.TCPAddr).Port, l.Close()
 }
 
 func tail(s string, n int) string {

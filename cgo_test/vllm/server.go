@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // ServerOptions of one API server. Zero values take vLLM's defaults, except where the machine wants others.
@@ -50,11 +52,11 @@ func StartServer(t testing.TB, o ServerOptions) *Server {
 		}
 		model = filepath.Join(work, o.Model)
 	}
-	port, err := freePort()
+	port, err := ports.Free()
 	if err != nil {
 		t.Fatal(err)
 	}
-	side, err := freePort()
+	side, err := ports.Free()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma/zmtp"
 )
@@ -172,16 +173,15 @@ func TestProbeExplainsEachFailure(t *testing.T) {
 	web := func(c net.Conn) {
 		io.WriteString(c, "HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"+strings.Repeat(" ", 64))
 	}
-	refused, err := net.Listen("tcp", "127.0.0.1:0")
+	refused, err := ports.Free()
 	require.NoError(t, err)
-	require.NoError(t, refused.Close())
 	clock := binary.BigEndian.AppendUint64([]byte{0xcb}, 0)
 	for _, c := range []struct {
 		name, address string
 		args          []string
 		word, says    string
 	}{
-		{"nobody listens", "tcp://" + refused.Addr().String(), nil, "refused", "nobody listens"},
+		{"nobody listens", sideChannel(refused), nil, "refused", "nobody listens"},
 		{"no such host", "tcp://no-such-host.invalid:5600", nil, "address", "does not resolve"},
 		{"a service that says nothing", sideChannel(serveRaw(t, silent)), nil, "timeout", "no ZeroMQ greeting"},
 		{"a web server", sideChannel(serveRaw(t, web)), nil, "protocol", "no side channel of a NixlConnector"},

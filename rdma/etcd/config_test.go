@@ -2,12 +2,14 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/rdma"
 )
 
@@ -50,18 +52,18 @@ func TestUnusableConfigIsNamed(t *testing.T) {
 
 // Where no etcd answers, calls end with their context, and Close does not wait for it.
 func TestCallsEndWithTheirContextsWithoutAServer(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := ports.Free()
 	require.NoError(t, err)
+	nobody := fmt.Sprintf("127.0.0.1:%d", port)
 	c := Config{}
-	c.Client.Endpoints = []string{l.Addr().String()}
-	require.NoError(t, l.Close())
+	c.Client.Endpoints = []string{nobody}
 	d, err := Open(c)
 	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	_, _, err = d.Lookup(ctx, "engine", []int{0})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, l.Addr().String())
+	require.ErrorContains(t, err, nobody)
 	require.NotErrorIs(t, err, rdma.ErrNotListed)
 	require.ErrorIs(t, d.Changed(ctx, "engine", 0), context.DeadlineExceeded)
 	require.ErrorIs(t, d.Publish(ctx, "engine", 0, []byte("x")), context.DeadlineExceeded)

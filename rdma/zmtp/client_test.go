@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // rawServer accepts connections and gives each to f, in a goroutine of its own.
@@ -214,10 +217,9 @@ func reset(c net.Conn) {
 }
 
 func TestDialFailsAtOnceWhenNobodyListens(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := ports.Free()
 	require.NoError(t, err)
-	addr := l.Addr().String()
-	l.Close()
+	addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 	base := measure(t)
 	_, err = Dial(context.Background(), addr, 0)
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)

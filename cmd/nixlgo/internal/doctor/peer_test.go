@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/nixl/diagnose"
 	"github.com/nixlgo/nixlgo/rdma/rdmatest"
 )
@@ -33,10 +35,9 @@ func answer(t *testing.T) string {
 }
 
 func unused(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := ports.Free()
 	require.NoError(t, err)
-	defer l.Close()
-	return l.Addr().String()
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
 }
 
 // neighbours.md 7: side-channel reachability both ways.
