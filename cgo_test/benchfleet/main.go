@@ -16,10 +16,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"runtime"
 	"syscall"
 	"time"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/measure"
 	"github.com/nixlgo/nixlgo/lease"
 )
@@ -41,7 +41,6 @@ func (f fleet) config() lease.Config {
 }
 
 func main() {
-	runtime.LockOSThread() // children die with the thread that started them
 	f := fleet{Leases: 100_000, Processes: 4, Readers: 16, Renewals: 20, Duration: 6 * time.Second}
 	role := flag.String("role", "", "internal: owner, readers or idle, driven on stdin")
 	quick := flag.Bool("quick", false, "a few seconds, for figures that only show that it works")
@@ -69,10 +68,7 @@ func main() {
 	}
 	cancel()
 	stop()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "bench-fleet:", err)
-		os.Exit(1)
-	}
+	child.Exit("bench-fleet", err)
 }
 
 func run(ctx context.Context, f fleet, simulated []size, tls string) error {
@@ -108,14 +104,16 @@ func self(name, role, tls string) (*process, error) {
 	}
 	cmd := exec.Command(exe, "-role", role)
 	cmd.Env = append(os.Environ(), "UCX_TLS="+tls)
-	return spawn(name, cmd)
+	cmd.Stderr = os.Stderr
+	p, err := child.Start(name, cmd, patience)
+	return &process{p}, err
 }
 
 func runFleet(ctx context.Context, f fleet, tls string, report *measure.Report) (err error) {
 	var all []*process
 	defer func() {
 		for _, p := range all {
-			err = errors.Join(err, p.end())
+			err = errors.Join(err, p.End())
 		}
 	}()
 	start := func(name, role string) (*process, error) {
@@ -152,14 +150,10 @@ func runFleet(ctx context.Context, f fleet, tls string, report *measure.Report) 
 			return err
 		}
 	}
-	if _, err := own.call(ctx, command{Cmd: "renewed", Times: 1}); err != nil {
-		return err
-	}
-	if _, err := own.call(ctx, command{Cmd: "phase"}); err != nil {
-		return err
-	}
-	if _, err := own.call(ctx, command{Cmd: "renewed", Times: f.Renewals}); err != nil {
-		return err
+	for _, c := range []command{{Cmd: "renewed", Times: 1}, {Cmd: "phase"}, {Cmd: "renewed", Times: f.Renewals}} {
+		if _, err := own.call(ctx, c); err != nil {
+			return err
+		}
 	}
 	with, err := own.call(ctx, command{Cmd: "phase"})
 	if err != nil {
@@ -218,7 +212,7 @@ func runIdle(ctx context.Context, tls string, report *measure.Report) error {
 		return err
 	}
 	a, err := p.call(ctx, command{Cmd: "measure"})
-	if err = errors.Join(err, p.end()); err != nil {
+	if err = errors.Join(err, p.End()); err != nil {
 		return err
 	}
 	i := a.Idle

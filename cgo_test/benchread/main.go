@@ -1,6 +1,6 @@
 // Benchread compares reads of KV blocks: Held.Fetch, with and without verification, and the same READ posted through
 // NIXL's own Python package as vLLM posts it. Owner and reader are two processes, over TCP and over shared memory, and the
-// alternatives run interleaved in one run, in processes that are replaced once: two connections of one kind can differ more
+// alternatives run interleaved in one run, in processes that are replaced often: two connections of one kind can differ more
 // than two ways of using them. Rates and ratios are those of the fastest repeats; the medians are given beside them.
 //
 //	go run ./cgo_test/benchread [-quick]
@@ -61,14 +61,14 @@ func main() {
 	var o options
 	quick := flag.Bool("quick", false, "a few seconds, for figures that only show that it works")
 	flag.StringVar(&o.tls, "tls", "tcp tcp,shm,cma,self", "UCX transports (UCX_TLS), each measured on its own")
-	flag.StringVar(&o.blocks, "blocks", "65536 4096", "bytes of a block, each measured on its own")
-	flag.IntVar(&o.fresh, "fresh", 2, "how many times new processes are started and measured")
-	flag.IntVar(&o.repeats, "repeats", 8, "interleaved repeats with the same processes; three times as many of requests of a few MiB")
+	flag.StringVar(&o.blocks, "blocks", "65536 16384 4096", "bytes of a block, each measured on its own")
+	flag.IntVar(&o.fresh, "fresh", 4, "how many times new processes are started and measured")
+	flag.IntVar(&o.repeats, "repeats", 4, "interleaved repeats with the same processes; three times as many of requests of a few MiB")
 	flag.IntVar(&o.fetches, "fetches", 3, "reads per repeat, of which the shortest counts")
 	flag.StringVar(&o.python, "python", "", "folder with nixl-cu12 and numpy for python3 (default: .nixl-python at the module root)")
 	flag.StringVar(&o.env, "env", "", "more environment of our processes, such as 'A=1 B=2'")
 	flag.StringVar(&o.params, "params", "", "backend parameters of our processes, such as 'num_threads=2'")
-	flag.DurationVar(&o.limit, "limit", 3*time.Minute, "give up after this time")
+	flag.DurationVar(&o.limit, "limit", 10*time.Minute, "give up after this time")
 	role := flag.String("role", "", "internal: owner, reader or unverified, driven on stdin")
 	size := flag.Int("size", 0, "internal: bytes of a block")
 	flag.Parse()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"encoding/json"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 )
@@ -58,13 +58,10 @@ type message struct {
 	Live   int64         `json:"live,omitempty"`   // leases or pulls that are left
 }
 
-// child is an owner or a reader process.
-type child struct {
+// worker is an owner or a reader process.
+type worker struct {
 	cfg  config
 	node *nixlgo.Node
-
-	outMu sync.Mutex
-	out   *json.Encoder
 
 	mu     sync.Mutex
 	free   []int
@@ -87,7 +84,7 @@ func runChild(ctx context.Context, role string, cfg config) error {
 	if err := json.Unmarshal([]byte(os.Getenv(identityVar)), &id); err != nil {
 		return fmt.Errorf("%s: %w", identityVar, err)
 	}
-	c := &child{cfg: cfg, out: json.NewEncoder(os.Stdout), next: id.Salt << 32}
+	c := &worker{cfg: cfg, next: id.Salt << 32}
 	for b := range cfg.blocks {
 		c.free = append(c.free, b)
 	}
@@ -114,11 +111,8 @@ func runChild(ctx context.Context, role string, cfg config) error {
 			work.Go(func() { c.publish(ctx, drain) })
 		}
 	}
-	lines := bufio.NewScanner(os.Stdin) // ends with the parent
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var m message
-		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+	for m, err := range child.Commands[message](os.Stdin) {
+		if err != nil {
 			return err
 		}
 		switch m.Kind {
@@ -131,11 +125,11 @@ func runChild(ctx context.Context, role string, cfg config) error {
 		}
 	}
 	cancel()
-	return errors.Join(lines.Err(), c.node.Close())
+	return c.node.Close()
 }
 
 // publish owns one request after another, with blocks that were just freed.
-func (c *child) publish(ctx context.Context, drain <-chan struct{}) {
+func (c *worker) publish(ctx context.Context, drain <-chan struct{}) {
 	for ctx.Err() == nil {
 		select {
 		case <-drain:
@@ -170,7 +164,7 @@ func (c *child) publish(ctx context.Context, drain <-chan struct{}) {
 }
 
 // fetch reads a request into blocks of its own and checks every byte.
-func (c *child) fetch(ctx context.Context, m message) {
+func (c *worker) fetch(ctx context.Context, m message) {
 	done := message{Kind: "done", ID: m.ID}
 	h, err := c.node.Hold(m.Params)
 	if err == nil {
@@ -215,7 +209,7 @@ func (c *child) fetch(ctx context.Context, m message) {
 }
 
 // take returns free blocks for a new request and its tag, nil when there are none.
-func (c *child) take() ([]int, uint64) {
+func (c *worker) take() ([]int, uint64) {
 	blocks := c.some(1 + rand.IntN(maxBlocks))
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -224,7 +218,7 @@ func (c *child) take() ([]int, uint64) {
 }
 
 // some takes the n blocks that were freed last.
-func (c *child) some(n int) []int {
+func (c *worker) some(n int) []int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.free) < n {
@@ -235,7 +229,7 @@ func (c *child) some(n int) []int {
 	return blocks
 }
 
-func (c *child) give(blocks []int) {
+func (c *worker) give(blocks []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, b := range blocks {
@@ -248,7 +242,7 @@ func (c *child) give(blocks []int) {
 }
 
 // final says what is left when everything should have ended. A pull in quarantine ends with its READ, so it gets time.
-func (c *child) final() message {
+func (c *worker) final() message {
 	m := message{Kind: "final"}
 	for until := time.Now().Add(2 * readTimeout); ; time.Sleep(10 * time.Millisecond) {
 		s := c.node.Stats()
@@ -268,10 +262,8 @@ func (c *child) final() message {
 	return m
 }
 
-func (c *child) say(m message) {
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	if err := c.out.Encode(m); err != nil {
+func (c *worker) say(m message) {
+	if err := child.Say(m); err != nil {
 		fmt.Fprintln(os.Stderr, "chaos child:", err)
 	}
 }

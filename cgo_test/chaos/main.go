@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/measure"
 )
 
@@ -33,25 +34,15 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if *role != "" {
-		exit(runChild(ctx, *role, c))
+		child.Exit("chaos", runChild(ctx, *role, c))
 	}
-	if !*both {
-		exit(report(ctx, c))
+	c.verify = c.verify || *both
+	err := report(ctx, c)
+	if *both && err == nil {
+		c.verify, c.duration = false, max(c.duration/4, 10*time.Second)
+		err = report(ctx, c)
 	}
-	c.verify = true
-	if err := report(ctx, c); err != nil {
-		exit(err)
-	}
-	c.verify, c.duration = false, max(c.duration/4, 10*time.Second)
-	exit(report(ctx, c))
-}
-
-func exit(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "chaos:", err)
-		syscall.Exit(1)
-	}
-	syscall.Exit(0)
+	child.Exit("chaos", err)
 }
 
 // report runs the chaos, prints its result, and judges it.

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math/rand/v2"
 	"net"
@@ -16,29 +14,26 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/measure"
 	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
 // process is a child as the parent sees it.
 type process struct {
-	role     string
-	cmd      *exec.Cmd
-	stdin    io.WriteCloser
-	in       *json.Encoder
-	identity identity
-	engine   string
-	port     int
-	stopped  bool
-	open     map[string]bool // requests given to a reader that it has not answered
-	final    *message
+	*child.Process
+	role    string
+	engine  string
+	port    int
+	stopped bool
+	open    map[string]bool // requests given to a reader that it has not answered
+	final   *message
 }
 
-// heard is a line of a child, or its end.
+// heard is a line of a child, or its end: no kind of message.
 type heard struct {
 	from *process
 	message
-	end bool
 }
 
 // tally is what a run saw.
@@ -121,51 +116,26 @@ func (c *chaos) spawn(role string, id identity) (*process, error) {
 	cmd := exec.Command(exe, "-role", role, "-lease", c.cfg.lease.String(), "-blocks", strconv.Itoa(c.cfg.blocks), "-verify="+strconv.FormatBool(c.cfg.verify))
 	cmd.Env = append(os.Environ(), "UCX_TLS="+c.cfg.tls, "UCX_LOG_LEVEL=fatal", "NIXL_LOG_LEVEL=FATAL", identityVar+"="+string(env))
 	cmd.Stderr = os.Stderr
-	stdin, err := cmd.StdinPipe()
-	if err != nil {
+	p := &process{role: role, open: map[string]bool{}}
+	if p.Process, err = child.Start(role, cmd, 20*time.Second); err != nil {
 		return nil, err
 	}
-	stdout, err := cmd.StdoutPipe()
-	if err != nil {
+	var ready message
+	if err := p.Receive(context.Background(), &ready); err != nil {
+		p.Kill()
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	p := &process{role: role, cmd: cmd, stdin: stdin, in: json.NewEncoder(stdin), identity: id, open: map[string]bool{}}
-	lines := bufio.NewScanner(stdout)
-	lines.Buffer(nil, 1<<20)
-	ready := make(chan error, 1)
+	p.engine, p.port = ready.Engine, ready.Port
 	go func() {
-		first := true
-		for lines.Scan() {
+		for line := range p.Lines {
 			var m message
-			if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
-				m = message{Kind: "garbage", Error: lines.Text()}
+			if err := json.Unmarshal(line, &m); err != nil {
+				m = message{Kind: "garbage", Error: string(line)}
 			}
-			if first {
-				p.engine, p.port, first = m.Engine, m.Port, false
-				ready <- nil
-				continue
-			}
-			c.lines <- heard{from: p, message: m}
+			c.lines <- heard{p, m}
 		}
-		if first {
-			ready <- fmt.Errorf("the %s process did not start", role)
-			return
-		}
-		c.lines <- heard{from: p, end: true}
+		c.lines <- heard{from: p}
 	}()
-	select {
-	case err = <-ready:
-	case <-time.After(20 * time.Second):
-		err = fmt.Errorf("the %s process was not ready within 20 s", role)
-	}
-	if err != nil {
-		cmd.Process.Kill()
-		cmd.Wait()
-		return nil, err
-	}
 	return p, nil
 }
 
@@ -195,7 +165,7 @@ func (c *chaos) handle(h heard) error {
 	case "":
 		return c.buried(h.from)
 	default:
-		return fmt.Errorf("the %s process %d said %q %s", h.from.role, h.from.cmd.Process.Pid, h.Kind, h.Error)
+		return fmt.Errorf("the %s process %d said %q %s", h.from.role, h.from.Cmd.Process.Pid, h.Kind, h.Error)
 	}
 	return nil
 }
@@ -203,17 +173,15 @@ func (c *chaos) handle(h heard) error {
 // buried replaces an owner that UCX took down after a reader was killed in the middle of a READ (package nixl, "Readers
 // that die over TCP"). Nothing else may end a process.
 func (c *chaos) buried(p *process) error {
-	p.stdin.Close()
-	p.cmd.Wait()
-	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	status, ok := p.Cmd.ProcessState.Sys().(syscall.WaitStatus)
 	if p.role != "owner" || !ok || !status.Signaled() || c.t.faults["SIGKILL reader"] == 0 {
-		return fmt.Errorf("the %s process %d ended on its own: %v", p.role, p.cmd.Process.Pid, p.cmd.ProcessState)
+		return fmt.Errorf("the %s process %d ended on its own: %v", p.role, p.Cmd.Process.Pid, p.Cmd.ProcessState)
 	}
 	c.t.faults["owner lost to UCX after a reader's death"]++
 	i := slices.Index(c.procs, p)
 	var err error
 	if c.procs[i], err = c.spawn(p.role, identity{}); err == nil && c.over {
-		err = c.procs[i].in.Encode(message{Kind: "drain"})
+		err = c.procs[i].Send(message{Kind: "drain"})
 	}
 	return err
 }
@@ -262,7 +230,7 @@ func (c *chaos) route(m message) {
 }
 
 func (c *chaos) give(p *process, m message) {
-	if p.in.Encode(m) == nil { // a dead one is replaced
+	if p.Send(m) == nil { // a dead one is replaced
 		p.open[m.ID] = true
 	}
 }
@@ -288,19 +256,19 @@ func (c *chaos) fault() error {
 			c.t.faults["owner back at its address under its name"]++
 			id = identity{Engine: p.engine, Port: p.port}
 		}
-		p.kill()
+		p.Kill()
 		var err error
 		c.procs[i], err = c.spawn(p.role, id)
 		return err
 	case n < 6:
 		c.t.faults["SIGSTOP "+p.role]++
 		p.stopped = true
-		if err := p.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		if err := p.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 			return err
 		}
 		time.AfterFunc(time.Duration(c.rng.Int64N(int64(c.cfg.lease)*5/2)), func() {
-			p.cmd.Process.Signal(syscall.SIGCONT)
-			c.lines <- heard{from: p, message: message{Kind: "continued"}}
+			p.Cmd.Process.Signal(syscall.SIGCONT)
+			c.lines <- heard{p, message{Kind: "continued"}}
 		})
 	default:
 		c.t.faults["garbage to a side channel"]++
@@ -335,8 +303,8 @@ func attack(port int, rng *rand.Rand) error {
 func (c *chaos) drain(ctx context.Context) error {
 	c.over = true
 	for _, p := range c.procs {
-		p.cmd.Process.Signal(syscall.SIGCONT)
-		p.in.Encode(message{Kind: "drain"}) // one that has died is replaced, and drained then
+		p.Cmd.Process.Signal(syscall.SIGCONT)
+		p.Send(message{Kind: "drain"}) // one that has died is replaced, and drained then
 	}
 	deadline := time.After(2*fetchTimeout + 4*readTimeout + 4*c.cfg.lease)
 	for slices.ContainsFunc(c.procs, func(p *process) bool { return p.final == nil }) {
@@ -348,7 +316,7 @@ func (c *chaos) drain(ctx context.Context) error {
 		case <-deadline:
 			for _, p := range c.procs {
 				if p.final == nil {
-					c.t.stuck = append(c.t.stuck, fmt.Sprintf("%s process %d did not end its work: %v", p.role, p.cmd.Process.Pid, slices.Collect(maps.Keys(p.open))))
+					c.t.stuck = append(c.t.stuck, fmt.Sprintf("%s process %d did not end its work: %v", p.role, p.Cmd.Process.Pid, slices.Collect(maps.Keys(p.open))))
 				}
 			}
 			return nil
@@ -366,15 +334,9 @@ func (c *chaos) drain(ctx context.Context) error {
 	return nil
 }
 
-func (p *process) kill() {
-	p.cmd.Process.Kill()
-	p.stdin.Close()
-	p.cmd.Wait()
-}
-
 func (c *chaos) killAll() {
 	for _, p := range c.procs {
-		p.kill()
+		p.Kill()
 	}
 }
 

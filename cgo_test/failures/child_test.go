@@ -1,7 +1,6 @@
 package failures
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -19,6 +18,7 @@ import (
 	"time"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 )
@@ -87,10 +87,8 @@ type answer struct {
 	Goroutines, FDs int
 }
 
-type child struct {
+type worker struct {
 	node  *nixlgo.Node
-	outMu sync.Mutex
-	out   *json.Encoder
 	halt  atomic.Pointer[halted]
 	late  atomic.Pointer[halted]
 	goOn  chan struct{}
@@ -109,11 +107,7 @@ const childVariable = "NIXLGO_FAILURES_CHILD"
 // TestMain leaves by the system call: the exit of libc runs a destructor of the wheel's libnl that crashes under -race.
 func TestMain(m *testing.M) {
 	if text := os.Getenv(childVariable); text != "" {
-		if err := runChild(text); err != nil {
-			fmt.Fprintln(os.Stderr, "child:", err)
-			syscall.Exit(1)
-		}
-		syscall.Exit(0)
+		child.Exit("child", runChild(text))
 	}
 	syscall.Exit(m.Run())
 }
@@ -129,7 +123,7 @@ func runChild(text string) error {
 			return err
 		}
 	}
-	c := &child{out: json.NewEncoder(os.Stdout), goOn: make(chan struct{})}
+	c := &worker{goOn: make(chan struct{})}
 	lc := lease.DefaultConfig()
 	lc.Duration = leaseTime
 	var err error
@@ -147,28 +141,23 @@ func runChild(text string) error {
 	ran := make(chan error, 1)
 	go func() { ran <- c.node.Run(ctx) }()
 	c.say(answer{Kind: "ready", Port: c.node.Port(), Engine: c.node.Engine()})
-	lines := bufio.NewScanner(os.Stdin) // ends with the test
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var cmd command
-		if err := json.Unmarshal(lines.Bytes(), &cmd); err != nil {
+	for cmd, err := range child.Commands[command](os.Stdin) {
+		if err != nil {
 			return err
 		}
 		go c.do(cmd)
 	}
 	cancel()
-	return errors.Join(lines.Err(), <-ran, c.node.Close())
+	return errors.Join(<-ran, c.node.Close())
 }
 
-func (c *child) say(a answer) {
-	c.outMu.Lock()
-	defer c.outMu.Unlock()
-	if err := c.out.Encode(a); err != nil {
+func (c *worker) say(a answer) {
+	if err := child.Say(a); err != nil {
 		fmt.Fprintln(os.Stderr, "child:", err)
 	}
 }
 
-func (c *child) do(cmd command) {
+func (c *worker) do(cmd command) {
 	a := answer{Number: cmd.Number, Kind: "ok"}
 	var err error
 	switch cmd.Do {
@@ -202,7 +191,7 @@ func (c *child) do(cmd command) {
 	c.say(a)
 }
 
-func (c *child) write(blocks []int, tag byte) {
+func (c *worker) write(blocks []int, tag byte) {
 	for _, b := range blocks {
 		p := c.node.Block(0, b)
 		for i := range p {
@@ -212,7 +201,7 @@ func (c *child) write(blocks []int, tag byte) {
 }
 
 // differ counts the bytes that are not tag.
-func (c *child) differ(blocks []int, tag byte) (n int) {
+func (c *worker) differ(blocks []int, tag byte) (n int) {
 	for _, b := range blocks {
 		p := c.node.Block(0, b)
 		n += len(p) - bytes.Count(p, []byte{tag})
@@ -220,7 +209,7 @@ func (c *child) differ(blocks []int, tag byte) (n int) {
 	return n
 }
 
-func (c *child) publish(cmd command) {
+func (c *worker) publish(cmd command) {
 	a := answer{Number: cmd.Number, Kind: "published"}
 	c.write(cmd.Blocks, cmd.Tag)
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -238,7 +227,7 @@ func (c *child) publish(cmd command) {
 	c.say(answer{Number: cmd.Number, Kind: "freed", Reason: p.Reason(), Held: time.Since(start)})
 }
 
-func (c *child) fetch(cmd command) {
+func (c *worker) fetch(cmd command) {
 	a := answer{Number: cmd.Number, Kind: "done"}
 	ended := make(chan struct{})
 	signal := func() {}
@@ -285,7 +274,7 @@ func (c *child) fetch(cmd command) {
 }
 
 // whenReading calls signal when a block READ is posted. The way over the test process is longer than most READs.
-func (c *child) whenReading(before int64, ended <-chan struct{}, signal func()) {
+func (c *worker) whenReading(before int64, ended <-chan struct{}, signal func()) {
 	for c.node.Stats().Worker.Reads == before {
 		select {
 		case <-ended: // faster than we looked
@@ -299,7 +288,7 @@ func (c *child) whenReading(before int64, ended <-chan struct{}, signal func()) 
 }
 
 // beforeCheck runs on the node's own goroutine between block and slot READ.
-func (c *child) beforeCheck(string, int, int) {
+func (c *worker) beforeCheck(string, int, int) {
 	if h := c.halt.Swap(nil); h != nil {
 		h.signal() // if the READ was faster than we looked
 		c.say(answer{Number: h.number, Kind: "checking"})
@@ -308,7 +297,7 @@ func (c *child) beforeCheck(string, int, int) {
 }
 
 // verify halts the node's own goroutine when a check has ended well, before the owner is told.
-func (c *child) verify(lease.Pull) func(error) {
+func (c *worker) verify(lease.Pull) func(error) {
 	return func(err error) {
 		if err != nil {
 			return
@@ -321,7 +310,7 @@ func (c *child) verify(lease.Pull) func(error) {
 }
 
 // exhaust takes file descriptors until left more can be opened.
-func (c *child) exhaust(left int) error {
+func (c *worker) exhaust(left int) error {
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &c.files); err != nil {
 		return err
 	}
@@ -353,7 +342,7 @@ func (c *child) exhaust(left int) error {
 	return nil
 }
 
-func (c *child) relax() error {
+func (c *worker) relax() error {
 	for _, f := range c.fill {
 		f.Close()
 	}

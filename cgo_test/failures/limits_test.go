@@ -16,7 +16,7 @@ import (
 // listeners counts the TCP sockets on which the child listens: its side channel, and UCX's.
 func (p *process) listeners() (n int) {
 	p.t.Helper()
-	proc := "/proc/" + strconv.Itoa(p.cmd.Process.Pid)
+	proc := "/proc/" + strconv.Itoa(p.Cmd.Process.Pid)
 	table, err := os.ReadFile(proc + "/net/tcp")
 	require.NoError(p.t, err)
 	listening := map[string]bool{}
@@ -51,7 +51,7 @@ func (p *process) starved(inUCX bool, listeners int, reader, owner *process) *pr
 			}
 		}
 	}
-	p.t.Logf("UCX does not connect the %s any more: %d of %d listeners are left", p.name, p.listeners(), listeners)
+	p.t.Logf("UCX does not connect the %s any more: %d of %d listeners are left", p.Name, p.listeners(), listeners)
 	p.killed()
 	return p.again()
 }

@@ -33,7 +33,7 @@ func reach(t *testing.T, owner *process, readers []*process) *stages {
 	}
 	for {
 		s.xs[2] = owner.mustPublish(big)
-		s.fs[2] = readers[2].fetch(s.xs[2], kill(owner.cmd.Process.Pid, syscall.SIGSTOP))
+		s.fs[2] = readers[2].fetch(s.xs[2], kill(owner.Cmd.Process.Pid, syscall.SIGSTOP))
 		owner.stopped()
 		if readers[2].stats().Stats.Worker.BytesRead == 0 {
 			break

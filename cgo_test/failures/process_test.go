@@ -1,8 +1,6 @@
 package failures
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,8 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -20,20 +16,18 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/lease"
 )
 
 // process is a child as the test sees it.
 type process struct {
-	t      testing.TB
-	name   string
-	setup  setup
-	cmd    *exec.Cmd
-	in     io.WriteCloser
-	stderr bytes.Buffer // read once it is dead
-	dead   chan struct{}
-	ready  chan answer
+	*child.Process
+	t     testing.TB
+	setup setup
+	dead  chan struct{}
+	ready chan answer
 
 	mu    sync.Mutex
 	calls map[int]chan answer
@@ -67,24 +61,18 @@ func launch(t testing.TB, name string, s setup, w where) *process {
 	if w.namespace != "" {
 		args = []string{"ip", "netns", "exec", w.namespace, exe} // replaces itself, so the pid is the child's
 	}
-	p := &process{t: t, name: name, setup: s, cmd: exec.Command(args[0], args[1:]...), dead: make(chan struct{}),
-		ready: make(chan answer, 1), calls: map[int]chan answer{}, held: map[int][]int{}}
+	cmd := exec.Command(args[0], args[1:]...)
 	// A receive buffer that the kernel may grow takes a whole READ, and nothing happens in its middle any more.
-	p.cmd.Env = append(append(os.Environ(), childVariable+"="+string(text), "UCX_TLS=tcp", "UCX_LOG_LEVEL=fatal", "NIXL_LOG_LEVEL=FATAL",
+	cmd.Env = append(append(os.Environ(), childVariable+"="+string(text), "UCX_TLS=tcp", "UCX_LOG_LEVEL=fatal", "NIXL_LOG_LEVEL=FATAL",
 		"UCX_TCP_RCVBUF=256K", "GORACE=atexit_sleep_ms=0"), w.env...)
-	p.cmd.Stderr = &p.stderr
-	p.in, err = p.cmd.StdinPipe()
+	p := &process{t: t, setup: s, dead: make(chan struct{}), ready: make(chan answer, 1), calls: map[int]chan answer{}, held: map[int][]int{}}
+	p.Process, err = child.Start(name, cmd, patience)
 	require.NoError(t, err)
-	out, err := p.cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, p.cmd.Start())
-	go p.listen(out)
+	go p.listen()
 	t.Cleanup(func() {
-		p.cmd.Process.Kill()
-		<-p.dead
+		p.Kill()
 		if t.Failed() {
-			said := p.stderr.Bytes()
-			t.Logf("%s (%v) said:\n%s", p.name, p.cmd.ProcessState, said[max(0, len(said)-2000):])
+			t.Logf("%s (%v) said:\n%s", name, cmd.ProcessState, p.Stderr())
 		}
 	})
 	return p
@@ -97,9 +85,9 @@ func (p *process) started() *process {
 	case a := <-p.ready:
 		p.setup.Engine, p.setup.Port = a.Engine, a.Port
 	case <-p.dead:
-		p.t.Fatalf("the %s did not start: %v", p.name, p.cmd.ProcessState)
+		p.t.Fatalf("the %s did not start: %v", p.Name, p.Cmd.ProcessState)
 	case <-time.After(patience):
-		p.t.Fatalf("the %s did not start in time", p.name)
+		p.t.Fatalf("the %s did not start in time", p.Name)
 	}
 	return p
 }
@@ -117,15 +105,12 @@ func start(t testing.TB, names ...string) []*process {
 	return ps
 }
 
-func (p *process) listen(out io.Reader) {
+func (p *process) listen() {
 	defer close(p.dead)
-	defer p.cmd.Wait()
-	lines := bufio.NewScanner(out)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
+	for line := range p.Lines {
 		var a answer
-		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
-			a = answer{Kind: "garbage", Error: lines.Text()}
+		if err := json.Unmarshal(line, &a); err != nil {
+			a = answer{Kind: "garbage", Error: string(line)}
 		}
 		if a.Kind == "ready" {
 			p.ready <- a
@@ -164,9 +149,7 @@ func (p *process) write(c command) *call {
 	if c.Do == "publish" {
 		p.held[c.Number] = c.Blocks
 	}
-	if line, err := json.Marshal(c); err == nil {
-		p.in.Write(append(line, '\n')) // a dead child is met by next
-	}
+	_ = p.Send(c) // a dead child is met by next
 	return &call{p, c, answers}
 }
 
@@ -175,20 +158,15 @@ func (c *call) next() (answer, error) {
 	select {
 	case a := <-c.answers:
 		return a, nil
-	default:
-	}
-	select {
-	case a := <-c.answers:
-		return a, nil
 	case <-c.p.dead:
 		select {
 		case a := <-c.answers:
 			return a, nil
 		default:
-			return answer{}, fmt.Errorf("the %s died: %v", c.p.name, c.p.cmd.ProcessState)
+			return answer{}, fmt.Errorf("the %s died: %v", c.p.Name, c.p.Cmd.ProcessState)
 		}
 	case <-time.After(patience):
-		return answer{}, fmt.Errorf("the %s does not answer %q %q", c.p.name, c.cmd.Do, c.cmd.Request)
+		return answer{}, fmt.Errorf("the %s does not answer %q %q", c.p.Name, c.cmd.Do, c.cmd.Request)
 	}
 }
 
@@ -196,7 +174,7 @@ func (c *call) want(kind string) answer {
 	c.p.t.Helper()
 	a, err := c.next()
 	require.NoError(c.p.t, err)
-	require.Equal(c.p.t, kind, a.Kind, "%s: %s %s: %s", c.p.name, c.cmd.Do, c.cmd.Request, a.Error)
+	require.Equal(c.p.t, kind, a.Kind, "%s: %s %s: %s", c.p.Name, c.cmd.Do, c.cmd.Request, a.Error)
 	return a
 }
 
@@ -205,14 +183,14 @@ func (c *call) none() {
 	c.p.t.Helper()
 	select {
 	case a := <-c.answers:
-		c.p.t.Fatalf("%s: %s %s went on with %+v", c.p.name, c.cmd.Do, c.cmd.Request, a)
+		c.p.t.Fatalf("%s: %s %s went on with %+v", c.p.Name, c.cmd.Do, c.cmd.Request, a)
 	default:
 	}
 }
 
 func (p *process) ok(c command) {
 	p.t.Helper()
-	require.Empty(p.t, p.send(c).want("ok").Error, "%s: %s", p.name, c.Do)
+	require.Empty(p.t, p.send(c).want("ok").Error, "%s: %s", p.Name, c.Do)
 }
 
 func (p *process) stats() answer {
@@ -234,9 +212,9 @@ func (p *process) publish(n int) (*publication, error) {
 	blocks, tag := p.unheld(n)
 	if blocks == nil {
 		p.mu.Unlock()
-		return nil, fmt.Errorf("the %s has no %d free blocks", p.name, n)
+		return nil, fmt.Errorf("the %s has no %d free blocks", p.Name, n)
 	}
-	c := p.write(command{Do: "publish", Request: fmt.Sprintf("%s-%d-%d", p.name, blocks[0], tag), Blocks: blocks, Tag: tag})
+	c := p.write(command{Do: "publish", Request: fmt.Sprintf("%s-%d-%d", p.Name, blocks[0], tag), Blocks: blocks, Tag: tag})
 	p.mu.Unlock()
 	a, err := c.next()
 	if err == nil && a.Error != "" {
@@ -315,7 +293,7 @@ func (c *call) ended(causes ...string) answer {
 	c.p.t.Helper()
 	a := c.want("done")
 	require.Zero(c.p.t, a.Wrong, "bytes are wrong, the first is %d, not %d: %q %s", a.First, c.cmd.Tag, a.Cause, a.Error)
-	require.Contains(c.p.t, causes, a.Cause, "%s: %s", c.p.name, a.Error)
+	require.Contains(c.p.t, causes, a.Cause, "%s: %s", c.p.Name, a.Error)
 	return a
 }
 
@@ -339,11 +317,11 @@ func (p *process) exchange(owner *process, n int) error {
 	case err != nil:
 		return err
 	case a.Cause != "" || a.Wrong != 0:
-		return fmt.Errorf("%s fetches from %s: %s: %s, %d bytes are wrong", p.name, owner.name, a.Cause, a.Error, a.Wrong)
+		return fmt.Errorf("%s fetches from %s: %s: %s, %d bytes are wrong", p.Name, owner.Name, a.Cause, a.Error, a.Wrong)
 	}
 	a, err = x.next()
 	if err == nil && a.Reason != lease.ReasonRead {
-		err = fmt.Errorf("%s: the lease of a verified request is %s", owner.name, a.Reason)
+		err = fmt.Errorf("%s: the lease of a verified request is %s", owner.Name, a.Reason)
 	}
 	return err
 }
@@ -422,7 +400,7 @@ func (p *process) flat(before level, sockets int) {
 		return w.Pulls == 0 && w.Leases.Live == 0 && s.Tracked+s.Peers == 0 && s.Running+s.Pinned == 0 &&
 			a.Goroutines-1 <= before.goroutines && a.FDs-sockets <= before.files
 	}, patience, 20*time.Millisecond, "%s", stringer(func() string {
-		return fmt.Sprintf("%s was at %+v and is at %d goroutines and %d files, %+v", p.name, before, a.Goroutines, a.FDs, a.Stats)
+		return fmt.Sprintf("%s was at %+v and is at %d goroutines and %d files, %+v", p.Name, before, a.Goroutines, a.FDs, a.Stats)
 	}))
 }
 
@@ -432,21 +410,13 @@ func (f stringer) String() string { return f() }
 
 func (p *process) signal(s syscall.Signal) {
 	p.t.Helper()
-	require.NoError(p.t, p.cmd.Process.Signal(s))
+	require.NoError(p.t, p.Cmd.Process.Signal(s))
 }
 
 // stopped waits until every thread of the child has stopped.
 func (p *process) stopped() {
 	p.t.Helper()
-	pattern := "/proc/" + strconv.Itoa(p.cmd.Process.Pid) + "/task/*/stat"
-	require.Eventually(p.t, func() bool {
-		threads, err := filepath.Glob(pattern)
-		require.NoError(p.t, err)
-		return len(threads) > 0 && !slices.ContainsFunc(threads, func(name string) bool {
-			text, err := os.ReadFile(name)
-			return err == nil && !bytes.Contains(text, []byte(") T "))
-		})
-	}, patience, time.Millisecond, "the %s does not stop", p.name)
+	require.Eventually(p.t, p.Stopped, patience, time.Millisecond, "the %s does not stop", p.Name)
 }
 
 func (p *process) stop() {
@@ -459,7 +429,7 @@ func (p *process) stop() {
 func (p *process) killed() {
 	p.t.Helper()
 	p.signal(syscall.SIGKILL)
-	require.Equal(p.t, syscall.SIGKILL, p.died(), "%s: %v", p.name, p.cmd.ProcessState)
+	require.Equal(p.t, syscall.SIGKILL, p.died(), "%s: %v", p.Name, p.Cmd.ProcessState)
 }
 
 // died waits until the child is dead and says by what signal.
@@ -468,16 +438,16 @@ func (p *process) died() syscall.Signal {
 	select {
 	case <-p.dead:
 	case <-time.After(patience):
-		p.t.Fatalf("the %s lives on", p.name)
+		p.t.Fatalf("the %s lives on", p.Name)
 	}
-	return p.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
+	return p.Cmd.ProcessState.Sys().(syscall.WaitStatus).Signal()
 }
 
 // again starts a dead child anew, at its address and under its engine id.
 func (p *process) again() *process {
 	p.t.Helper()
 	p.died()
-	return launch(p.t, p.name, p.setup, where{}).started()
+	return launch(p.t, p.Name, p.setup, where{}).started()
 }
 
 // gate stands in front of a side channel and holds what the owner says after the ZMTP greeting back.

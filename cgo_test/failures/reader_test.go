@@ -74,7 +74,7 @@ func TestReaderKilledInTheMiddleOfARead(t *testing.T) {
 	killed, deaths := 0, 0
 	for _, reader := range start(t, "reader", "reader", "reader", "reader") {
 		x := owner.mustPublish(big)
-		reader.fetch(x, kill(reader.cmd.Process.Pid, syscall.SIGKILL))
+		reader.fetch(x, kill(reader.Cmd.Process.Pid, syscall.SIGKILL))
 		reader.died()
 		open = append(open, x)
 		err := third.exchange(owner, small)
@@ -128,7 +128,7 @@ func TestReaderStoppedPastItsLeaseAcceptsNothing(t *testing.T) {
 	fetch(1, small, through(g))
 	g.reached(t)
 	readers[1].stop()
-	fetch(2, big, halt, kill(readers[2].cmd.Process.Pid, syscall.SIGSTOP))
+	fetch(2, big, halt, kill(readers[2].Cmd.Process.Pid, syscall.SIGSTOP))
 	readers[2].stopped()
 	fetch(3, small, halt)
 	fs[3].want("checking")

@@ -3,12 +3,9 @@
 package pynixl
 
 import (
-	"bufio"
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/nixl"
 )
 
@@ -31,14 +29,28 @@ func root() string {
 	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
+// startChild starts a process that has to end well with the test.
+func startChild(t *testing.T, name string, cmd *exec.Cmd) *child.Process {
+	t.Helper()
+	p, err := child.Start(name, cmd, patience)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		err := p.End()
+		if t.Failed() {
+			t.Logf("standard error of %s: %s", name, p.Stderr())
+		}
+		require.NoError(t, err)
+	})
+	return p
+}
+
 // python is one agent of NIXL's Python API.
 type python struct {
-	t    *testing.T
-	in   io.Writer
-	out  *bufio.Reader
-	Name string
-	Blob []byte
-	Addr uint64
+	t       *testing.T
+	process *child.Process
+	Name    string
+	Blob    []byte
+	Addr    uint64
 }
 
 func startPython(t *testing.T, name string) *python {
@@ -51,29 +63,12 @@ func startPython(t *testing.T, name string) *python {
 	}
 	c := exec.Command(program, filepath.Join(root(), "cgo_test", "pynixl", "peer.py"), name, "1048576")
 	c.Env = append(os.Environ(), "PYTHONPATH="+packages, "UCX_TLS=tcp")
-	var stderr bytes.Buffer
-	c.Stderr = &stderr
-	in, err := c.StdinPipe()
-	require.NoError(t, err)
-	out, err := c.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, c.Start())
-	t.Cleanup(func() {
-		in.Close()
-		kill := time.AfterFunc(patience, func() { c.Process.Kill() })
-		err := c.Wait()
-		kill.Stop()
-		if t.Failed() {
-			t.Logf("standard error of %s: %s", name, &stderr)
-		}
-		require.NoError(t, err)
-	})
-	p := &python{t: t, in: in, out: bufio.NewReaderSize(out, 4<<20)}
+	p := &python{t: t, process: startChild(t, name, c)}
 	var ready struct {
 		Name, Metadata string
 		Addr           uint64
 	}
-	p.receive(&ready)
+	require.NoError(t, p.process.Receive(t.Context(), &ready))
 	p.Name, p.Blob, p.Addr = ready.Name, unhex(t, ready.Metadata), ready.Addr
 	return p
 }
@@ -85,24 +80,10 @@ func unhex(t *testing.T, s string) []byte {
 	return b
 }
 
-func (p *python) receive(v any) {
-	p.t.Helper()
-	line, err := p.out.ReadBytes('\n')
-	require.NoError(p.t, err, "the Python process ended")
-	var failed struct{ Error string }
-	require.NoError(p.t, json.Unmarshal(line, &failed), string(line))
-	require.Empty(p.t, failed.Error)
-	require.NoError(p.t, json.Unmarshal(line, v))
-}
-
 // do sends one command and decodes its answer into v.
 func (p *python) do(command map[string]any, v any) {
 	p.t.Helper()
-	line, err := json.Marshal(command)
-	require.NoError(p.t, err)
-	_, err = p.in.Write(append(line, '\n'))
-	require.NoError(p.t, err)
-	p.receive(v)
+	require.NoError(p.t, p.process.Call(p.t.Context(), command, v))
 }
 
 type nothing struct{}

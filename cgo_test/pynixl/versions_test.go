@@ -3,13 +3,9 @@
 package pynixl
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/nixl"
 )
 
@@ -31,34 +28,29 @@ const releaseVariable = "NIXLGO_TEST_RELEASE" // makes the test binary a child
 // TestMain leaves by the system call: the exit of libc runs a destructor of the wheel's libnl that crashes under -race.
 func TestMain(m *testing.M) {
 	if os.Getenv(releaseVariable) != "" {
-		err := child(os.Stdin, os.Stdout)
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			syscall.Exit(1)
-		}
-		syscall.Exit(0)
+		child.Exit("child", runChild())
 	}
 	syscall.Exit(m.Run())
 }
 
 // childReady is a child's first line.
 type childReady struct {
-	Path, Name string
-	Missing    []string
-	Metadata   []byte
-	Addr       uint64
+	Path, Agent string
+	Missing     []string
+	Metadata    []byte
+	Addr        uint64
 }
 
 // childTask tells a child to use what another one owns.
 type childTask struct {
-	Name     string
+	Agent    string
 	Metadata []byte
 	Addr     uint64
 }
 
-// child is an agent of the release that the environment names: it fills its buffer with a pattern, tells its metadata, and
+// runChild is an agent of the release that the environment names: it fills its buffer with a pattern, tells its metadata, and
 // carries out tasks: load, read, compare, notify. It answers each with the step that failed, or "".
-func child(in io.Reader, out io.Writer) error {
+func runChild() error {
 	lib, err := nixl.Load("")
 	if err != nil {
 		return err
@@ -88,28 +80,24 @@ func child(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	send := json.NewEncoder(out).Encode
-	if err := send(childReady{lib.Path, a.Name(), lib.Missing(), blob, own.Addr()}); err != nil {
+	if err := child.Say(childReady{lib.Path, a.Name(), lib.Missing(), blob, own.Addr()}); err != nil {
 		return err
 	}
-	tasks := json.NewDecoder(in)
-	for {
-		var task childTask
-		if err := tasks.Decode(&task); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
+	for task, err := range child.Commands[childTask](os.Stdin) {
+		if err != nil {
 			return err
 		}
-		if err := send(task.run(a, to)); err != nil {
+		if err := child.Say(task.run(a, to)); err != nil {
 			return err
 		}
 	}
+	return nil
 }
 
 // run returns the step that failed and why.
 func (k childTask) run(a *nixl.Agent, to *nixl.Buffer) string {
 	name, err := a.LoadRemote(k.Metadata)
-	if err != nil || name != k.Name {
+	if err != nil || name != k.Agent {
 		return fmt.Sprintf("load: %q %v", name, err)
 	}
 	local, err := a.PrepareLocal(nixl.DRAM, []nixl.Desc{{Addr: to.Addr(), Len: 65536}})
@@ -148,11 +136,9 @@ func (k childTask) run(a *nixl.Agent, to *nixl.Buffer) string {
 
 // release is a running child.
 type release struct {
+	*child.Process
 	childReady
-	t       *testing.T
-	version string
-	in      io.Writer
-	out     *json.Decoder
+	t *testing.T
 }
 
 func library(t *testing.T, version string) string {
@@ -177,25 +163,8 @@ func startRelease(t *testing.T, version string) *release {
 		}
 	}
 	c.Env = append(c.Env, releaseVariable+"="+version, "NIXLGO_LIBRARY="+path, "UCX_TLS=tcp")
-	var stderr bytes.Buffer
-	c.Stderr = &stderr
-	in, err := c.StdinPipe()
-	require.NoError(t, err)
-	out, err := c.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, c.Start())
-	t.Cleanup(func() {
-		in.Close()
-		kill := time.AfterFunc(patience, func() { c.Process.Kill() })
-		err := c.Wait()
-		kill.Stop()
-		if t.Failed() {
-			t.Logf("standard error of %s: %s", version, &stderr)
-		}
-		require.NoError(t, err)
-	})
-	r := &release{t: t, version: version, in: in, out: json.NewDecoder(bufio.NewReader(out))}
-	require.NoError(t, r.out.Decode(&r.childReady), "NIXL %s: %s", version, &stderr)
+	r := &release{Process: startChild(t, version, c), t: t}
+	require.NoError(t, r.Receive(t.Context(), &r.childReady))
 	require.Equal(t, path, r.Path)
 	return r
 }
@@ -203,8 +172,7 @@ func startRelease(t *testing.T, version string) *release {
 // use has r load and read what owner has.
 func (r *release) use(owner *release) (failed string) {
 	r.t.Helper()
-	require.NoError(r.t, json.NewEncoder(r.in).Encode(childTask{owner.Name, owner.Metadata, owner.Addr}))
-	require.NoError(r.t, r.out.Decode(&failed))
+	require.NoError(r.t, r.Call(r.t.Context(), childTask{owner.Agent, owner.Metadata, owner.Addr}, &failed))
 	return failed
 }
 
@@ -221,21 +189,21 @@ func TestReleasesOfTheLibraryWithEachOther(t *testing.T) {
 		r := startRelease(t, v)
 		name, err := nixl.MetadataAgentName(r.Metadata)
 		require.NoError(t, err, v)
-		require.Equal(t, r.Name, name)
+		require.Equal(t, r.Agent, name)
 		t.Logf("NIXL %s lacks %s; %d bytes of metadata: %s…", v, strings.Join(r.Missing, " "), len(r.Metadata), hex.EncodeToString(r.Metadata[:24]))
 		children = append(children, r)
 	}
 	for _, reader := range children {
-		fmt.Fprintf(table, "\n%-14s", reader.version)
+		fmt.Fprintf(table, "\n%-14s", reader.Name)
 		for _, owner := range children {
 			verdict := "ok"
 			if reader == owner {
-				owner = startRelease(t, reader.version) // an agent does not read itself
+				owner = startRelease(t, reader.Name) // an agent does not read itself
 			}
 			failed := reader.use(owner)
 			if failed != "" {
 				verdict, _, _ = strings.Cut(failed, ":")
-				t.Errorf("a reader of NIXL %s with an owner of %s: %s", reader.version, owner.version, failed)
+				t.Errorf("a reader of NIXL %s with an owner of %s: %s", reader.Name, owner.Name, failed)
 			}
 			fmt.Fprintf(table, " %-8s", verdict)
 		}

@@ -13,30 +13,22 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/measure"
 	"github.com/nixlgo/nixlgo/cgo_test/topology/shape"
 	"github.com/nixlgo/nixlgo/rdma"
 )
 
 func main() {
-	if child, err := runChild(); child {
-		exit(err)
+	if isRank, err := runRank(); isRank {
+		child.Exit("topology", err)
 	}
 	only := flag.String("run", "", "regular expression: only shapes whose name matches")
 	limit := flag.Duration("timeout", time.Minute, "for one shape")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	exit(report(ctx, *only, *limit))
-}
-
-// exit ends the process without libc's exit, in which code of the library crashes.
-func exit(err error) {
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "topology:", err)
-		syscall.Exit(1)
-	}
-	syscall.Exit(0)
+	child.Exit("topology", report(ctx, *only, *limit))
 }
 
 func report(ctx context.Context, only string, limit time.Duration) error {
@@ -95,7 +87,7 @@ func run(ctx context.Context, s *shape.Shape, limit time.Duration) (out shape.Ou
 		if !owner {
 			rank -= s.Owner.TP
 		}
-		p, err := spawn(ctx, child{Shape: s.Name, Owner: owner, Rank: rank})
+		p, err := spawn(ctx, rankOf{Shape: s.Name, Owner: owner, Rank: rank}, limit)
 		if err != nil {
 			return out, err
 		}

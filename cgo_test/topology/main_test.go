@@ -2,25 +2,20 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/topology/shape"
 	"github.com/nixlgo/nixlgo/rdma"
 )
 
 func TestMain(m *testing.M) {
-	if child, err := runChild(); child {
-		if err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			syscall.Exit(1)
-		}
-		syscall.Exit(0)
+	if isRank, err := runRank(); isRank {
+		child.Exit("topology", err)
 	}
 	syscall.Exit(m.Run())
 }

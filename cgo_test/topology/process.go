@@ -5,19 +5,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
+	"time"
 
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/topology/shape"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 )
 
-// childVar holds, as JSON, which rank a process of this binary is.
-const childVar = "NIXLGO_TOPOLOGY_RANK"
+// rankVar holds, as JSON, which rank a process of this binary is.
+const rankVar = "NIXLGO_TOPOLOGY_RANK"
 
-type child struct {
+type rankOf struct {
 	Shape string
 	Owner bool
 	Rank  int
@@ -39,38 +40,36 @@ type answer struct {
 	Error  string            `json:",omitempty"`
 }
 
-// runChild is a rank, until its standard input ends; false when this process is not one.
-func runChild() (bool, error) {
-	text, ok := os.LookupEnv(childVar)
+// runRank is a rank, until its standard input ends; false when this process is not one.
+func runRank() (bool, error) {
+	text, ok := os.LookupEnv(rankVar)
 	if !ok {
 		return false, nil
 	}
-	var c child
+	var c rankOf
 	if err := json.Unmarshal([]byte(text), &c); err != nil {
-		return true, fmt.Errorf("%s: %w", childVar, err)
+		return true, fmt.Errorf("%s: %w", rankVar, err)
 	}
 	s := shape.Named(c.Shape)
 	if s == nil {
-		return true, fmt.Errorf("%s: no shape %q", childVar, c.Shape)
+		return true, fmt.Errorf("%s: no shape %q", rankVar, c.Shape)
 	}
 	r, err := shape.OpenRank(s, c.Owner, c.Rank, shape.NIXL)
 	if err != nil {
 		return true, err
 	}
-	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
-	for a := (answer{Reply: r.Worker.Reply()}); ; {
-		if err := out.Encode(a); err != nil {
-			return true, err
+	if err := child.Say(answer{Reply: r.Worker.Reply()}); err != nil {
+		return true, err
+	}
+	for o, err := range child.Commands[order](os.Stdin) {
+		if err == nil {
+			err = child.Say(obey(r, o))
 		}
-		var o order
-		if err := in.Decode(&o); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = nil
-			}
+		if err != nil {
 			return true, errors.Join(err, r.Close())
 		}
-		a = obey(r, o)
 	}
+	return true, r.Close()
 }
 
 func obey(r *shape.Rank, o order) (a answer) {
@@ -94,67 +93,42 @@ func obey(r *shape.Rank, o order) (a answer) {
 
 // process is a rank in a process of its own.
 type process struct {
-	child
-	cmd   *exec.Cmd
-	stdin io.Closer
-	in    *json.Encoder
-	out   *json.Decoder
+	*child.Process
 	reply []byte
 }
 
 var _ shape.Ranker = (*process)(nil)
 
 // spawn starts a rank; the process is killed when ctx ends.
-func spawn(ctx context.Context, c child) (*process, error) {
+func spawn(ctx context.Context, r rankOf, limit time.Duration) (*process, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	env, err := json.Marshal(c)
+	env, err := json.Marshal(r)
 	if err != nil {
 		return nil, err
 	}
-	p := &process{child: c, cmd: exec.CommandContext(ctx, exe)}
-	p.cmd.Env = append(os.Environ(), childVar+"="+string(env))
-	p.cmd.Stderr = os.Stderr
-	stdin, err := p.cmd.StdinPipe()
-	if err != nil {
-		return nil, err
+	role := "reader"
+	if r.Owner {
+		role = "owner"
 	}
-	stdout, err := p.cmd.StdoutPipe()
+	cmd := exec.CommandContext(ctx, exe)
+	cmd.Env = append(os.Environ(), rankVar+"="+string(env))
+	cmd.Stderr = os.Stderr
+	c, err := child.Start(fmt.Sprintf("%s rank %d", role, r.Rank), cmd, limit)
 	if err != nil {
-		return nil, err
-	}
-	p.stdin, p.in, p.out = stdin, json.NewEncoder(stdin), json.NewDecoder(stdout)
-	if err := p.cmd.Start(); err != nil {
 		return nil, err
 	}
 	var a answer
-	if err := p.out.Decode(&a); err != nil {
-		return nil, errors.Join(p.failed(err), p.Close())
+	if err := c.Receive(ctx, &a); err != nil {
+		return nil, errors.Join(err, c.End())
 	}
-	p.reply = a.Reply
-	return p, nil
-}
-
-func (p *process) failed(err error) error {
-	role := "reader"
-	if p.Owner {
-		role = "owner"
-	}
-	return fmt.Errorf("process of %s rank %d: %w", role, p.Rank, err)
+	return &process{c, a.Reply}, nil
 }
 
 func (p *process) ask(o order) (a answer, err error) {
-	if err := p.in.Encode(o); err != nil {
-		return a, p.failed(err)
-	}
-	if err := p.out.Decode(&a); err != nil {
-		return a, p.failed(err)
-	}
-	if a.Error != "" {
-		err = p.failed(errors.New(a.Error))
-	}
+	err = p.Call(context.Background(), o, &a)
 	return a, err
 }
 
@@ -182,10 +156,4 @@ func (p *process) Stats() (rdma.WorkerStats, error) {
 }
 
 // Close ends the process, which must end well.
-func (p *process) Close() error {
-	p.stdin.Close()
-	if err := p.cmd.Wait(); err != nil {
-		return p.failed(err)
-	}
-	return nil
-}
+func (p *process) Close() error { return p.End() }

@@ -2,11 +2,9 @@
 package vllm
 
 import (
-	"bufio"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
 
@@ -42,9 +43,8 @@ type Peer struct {
 // peer is what all views of one engine share.
 type peer struct {
 	name    string
-	process *exec.Cmd
+	process *child.Process
 	port    int
-	stdin   io.WriteCloser
 	command sync.Mutex // one command and its answer at a time
 
 	mu     sync.Mutex
@@ -110,63 +110,40 @@ type Wire struct {
 func Start(t testing.TB, o Options) *Peer {
 	t.Helper()
 	folder, err := environment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	extra, err := json.Marshal(o.Extra)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if o.Extra == nil {
 		extra = []byte("{}")
 	}
 	port, err := ports.Free() // vLLM does not say when its port is taken, it waits for ever
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	args := append([]string{
 		filepath.Join(here(), "peer.py"), "--role", o.Role, "--model", filepath.Join(folder, "tiny-llama"), "--engine-id", o.EngineID,
 		"--port", strconv.Itoa(port), "--extra", string(extra),
 	}, o.Args...)
-	log, err := os.Create(filepath.Join(t.TempDir(), o.EngineID+".log"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	p := &Peer{t, &peer{name: o.EngineID, port: port, more: make(chan struct{})}}
-	p.process = exec.Command(filepath.Join(folder, "venv", "bin", "python"), args...)
-	p.process.Stderr = log
-	stdout, err := p.process.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if p.stdin, err = p.process.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.process.Start(); err != nil {
-		t.Fatal(err)
-	}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		p.read(stdout)
-	}()
-	t.Cleanup(func() {
-		// A stopped engine hears nothing before it is continued.
-		_ = p.process.Process.Signal(syscall.SIGCONT)
-		_, _ = io.WriteString(p.stdin, `{"cmd": "quit"}`+"\n")
-		_ = p.stdin.Close()
-		kill := time.AfterFunc(time.Minute, func() { _ = p.process.Process.Kill() })
-		<-read
-		_ = p.process.Wait()
-		kill.Stop()
-		if t.Failed() {
-			if text, err := os.ReadFile(log.Name()); err == nil {
-				t.Logf("end of the log of %s:\n%s", o.EngineID, tail(string(text), 30))
-			}
-		}
-		_ = log.Close()
-	})
+	cmd := exec.Command(filepath.Join(folder, "venv", "bin", "python"), args...)
+	cmd.Stderr = logFile(t, o.EngineID)
+	p.process, err = child.Start(o.EngineID, cmd, time.Minute)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = p.process.End() }) // a test may have killed it
+	go p.read()
 	return p
+}
+
+// logFile is for what an engine logs; the end of it is shown when the test fails.
+func logFile(t testing.TB, engine string) *os.File {
+	t.Helper()
+	f, err := os.Create(filepath.Join(t.TempDir(), engine+".log"))
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_ = f.Close()
+		if t.Failed() {
+			t.Logf("end of the log of %s:\n%s", engine, tail(f.Name(), 30))
+		}
+	})
+	return f
 }
 
 // For returns the same engine for a subtest: what goes wrong fails t.
@@ -189,18 +166,21 @@ func here() string {
 	return filepath.Dir(file)
 }
 
-func tail(s string, n int) string {
-	lines := strings.Split(strings.TrimSpace(s), "\n")
+// tail is the last n lines of a file.
+func tail(file string, n int) string {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
 }
 
-func (p *peer) read(stdout io.Reader) {
-	lines := bufio.NewScanner(stdout)
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
-		e := event{raw: append(json.RawMessage(nil), lines.Bytes()...)}
-		if err := json.Unmarshal(e.raw, &e); err != nil {
-			e = event{Event: "error", raw: json.RawMessage(strconv.Quote(lines.Text()))}
+func (p *peer) read() {
+	for line := range p.process.Lines {
+		e := event{raw: line}
+		if err := json.Unmarshal(line, &e); err != nil {
+			e = event{Event: "error", raw: json.RawMessage(strconv.Quote(string(line)))}
 		}
 		p.mu.Lock()
 		p.events = append(p.events, e)
@@ -264,16 +244,10 @@ func always[T any](T) bool { return true }
 // send writes one command and returns the index of the first event that can follow it.
 func (p *Peer) send(command map[string]any) int {
 	p.t.Helper()
-	line, err := json.Marshal(command)
-	if err != nil {
-		p.t.Fatal(err)
-	}
 	p.mu.Lock()
 	from := len(p.events)
 	p.mu.Unlock()
-	if _, err := p.stdin.Write(append(line, '\n')); err != nil {
-		p.t.Fatalf("%s: %v", p.name, err)
-	}
+	require.NoError(p.t, p.process.Send(command))
 	return from
 }
 
@@ -338,9 +312,7 @@ func (p *Peer) Blocks(ids []int) [][][]byte {
 		var regions [][]byte
 		for _, text := range b.Regions {
 			bytes, err := hex.DecodeString(text)
-			if err != nil {
-				p.t.Fatal(err)
-			}
+			require.NoError(p.t, err)
 			regions = append(regions, bytes)
 		}
 		blocks = append(blocks, regions)
@@ -370,7 +342,5 @@ func (p *Peer) Wire(what string, match func(Wire) bool) Wire {
 // Signal sends a signal to the engine's process: SIGSTOP and SIGCONT make it stall, SIGKILL lets it die.
 func (p *Peer) Signal(s syscall.Signal) {
 	p.t.Helper()
-	if err := p.process.Process.Signal(s); err != nil {
-		p.t.Fatal(err)
-	}
+	require.NoError(p.t, p.process.Cmd.Process.Signal(s))
 }

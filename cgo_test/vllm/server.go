@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 
 	"github.com/nixlgo/nixlgo/cgo_test/ports"
 )
@@ -40,50 +43,33 @@ type Server struct {
 func StartServer(t testing.TB, o ServerOptions) *Server {
 	t.Helper()
 	folder, err := environment()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	model := filepath.Join(folder, "tiny-llama")
 	work := filepath.Dir(model)
 	if o.Model != "" { // the same weights under another name
 		work = t.TempDir()
-		if err := os.Symlink(model, filepath.Join(work, o.Model)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Symlink(model, filepath.Join(work, o.Model)))
 		model = filepath.Join(work, o.Model)
 	}
 	port, err := ports.Free()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	side, err := ports.Free()
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := o.Block
-	if block == 0 {
-		block = 32
-	}
+	require.NoError(t, err)
 	args := []string{"-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", strconv.Itoa(port), "--model", filepath.Base(model),
 		"--served-model-name", "tiny", "--dtype", "float32", "--enforce-eager", "--max-model-len", "512", "--max-num-batched-tokens", "2048",
-		"--max-num-seqs", "8", "--block-size", strconv.Itoa(block), "--num-gpu-blocks-override", "64", "--kv-cache-memory-bytes", strconv.Itoa(256 << 20)}
+		"--max-num-seqs", "8", "--block-size", strconv.Itoa(cmp.Or(o.Block, 32)), "--num-gpu-blocks-override", "64", "--kv-cache-memory-bytes", strconv.Itoa(256 << 20)}
 	if o.Role != "" {
 		kv := map[string]any{"kv_connector": "NixlConnector", "kv_role": o.Role, "engine_id": o.EngineID, "kv_buffer_device": "cpu"}
 		if o.Extra != nil {
 			kv["kv_connector_extra_config"] = o.Extra
 		}
 		text, err := json.Marshal(kv)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		args = append(args, "--kv-transfer-config", string(text))
 	}
 	python := filepath.Join(folder, "venv", "bin", "python")
 	site := filepath.Join(folder, "venv", "lib", "python3.11", "site-packages")
-	log, err := os.Create(filepath.Join(t.TempDir(), o.EngineID+".log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	log := logFile(t, o.EngineID)
 	c := exec.Command(python, args...)
 	c.Dir = work
 	c.Env = slices.Concat([]string{
@@ -92,9 +78,7 @@ func StartServer(t testing.TB, o ServerOptions) *Server {
 	}, os.Environ(), []string{"VLLM_NIXL_SIDE_CHANNEL_HOST=127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT=" + strconv.Itoa(side)})
 	c.Stdout, c.Stderr = log, log
 	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM} // a test that panics does not leave it behind
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, c.Start())
 	s := &Server{URL: fmt.Sprintf("http://127.0.0.1:%d", port), name: o.EngineID, log: log.Name(), ended: make(chan struct{})}
 	go func() {
 		defer close(s.ended)
@@ -105,20 +89,8 @@ func StartServer(t testing.TB, o ServerOptions) *Server {
 		kill := time.AfterFunc(time.Minute, func() { _ = c.Process.Kill() })
 		<-s.ended
 		kill.Stop()
-		if t.Failed() {
-			t.Logf("end of the log of %s:\n%s", s.name, s.tail())
-		}
-		_ = log.Close()
 	})
 	return s
-}
-
-func (s *Server) tail() string {
-	text, err := os.ReadFile(s.log)
-	if err != nil {
-		return err.Error()
-	}
-	return tail(string(text), 30)
 }
 
 // Wait waits until the server answers.
@@ -128,9 +100,7 @@ func (s *Server) Wait(t testing.TB) {
 	defer cancel()
 	for {
 		q, err := http.NewRequestWithContext(ctx, http.MethodGet, s.URL+"/health", nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if resp, err := http.DefaultClient.Do(q); err == nil {
 			resp.Body.Close()
 			if resp.StatusCode == http.StatusOK {
@@ -139,9 +109,9 @@ func (s *Server) Wait(t testing.TB) {
 		}
 		select {
 		case <-s.ended:
-			t.Fatalf("%s ended:\n%s", s.name, s.tail())
+			t.Fatalf("%s ended:\n%s", s.name, tail(s.log, 30))
 		case <-ctx.Done():
-			t.Fatalf("%s does not serve after %v:\n%s", s.name, patience, s.tail())
+			t.Fatalf("%s does not serve after %v:\n%s", s.name, patience, tail(s.log, 30))
 		case <-time.After(100 * time.Millisecond):
 		}
 	}
