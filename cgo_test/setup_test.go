@@ -270,6 +270,7 @@ func TestUserSetEnvironmentStays(t *testing.T) {
 	require.Contains(t, out, "UCX_HANDLE_ERRORS=none\n", "the one that is replaced")
 	require.Contains(t, out, "UCX_TCP_CONN_NB=y\n")
 	require.Contains(t, out, "UCX_TCP_TX_SEG_SIZE=64K\n")
+	require.Contains(t, out, "UCX_CMA_TX_QUOTA=16\n")
 	require.Contains(t, out, "UCX_RCACHE_MAX_UNRELEASED=1024\n")
 }
 

@@ -206,8 +206,9 @@ func cname(s string) []byte { return append([]byte(s), 0) }
 
 func (s *agent) warnLeak() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
+	closed := s.closed
+	s.mu.Unlock() // first: the logger may call the agent
+	if !closed {
 		s.log.Warn("nixl: an agent was dropped without Close; its memory stays registered", "agent", s.name)
 	}
 }

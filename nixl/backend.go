@@ -3,9 +3,12 @@ package nixl
 import (
 	"fmt"
 	"maps"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 )
 
 // Backend is a transport plugin that an agent uses, UCX for instance. It lives
@@ -95,7 +98,9 @@ func (b *Backend) Notifications(dst []Notification) ([]Notification, error) {
 func (b *Backend) Connect(remote string) error { return b.a.connect(remote, b.h) }
 
 // CreateBackend loads a plugin into the agent. The parameters replace the
-// plugin's defaults (see PluginParams). One backend of each plugin is allowed.
+// plugin's defaults (see PluginParams). One backend of each plugin is allowed. A
+// UCX backend gets the num_workers of that which had the most in this process,
+// for one with fewer can crash.
 //
 // The C API answers every failure with one status, so the error says what is
 // wrong with this machine: the variable, device, GID or limit, as `nixlgo doctor`
@@ -108,6 +113,12 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend
 	op := "create backend " + plugin
 	if err := checkPlugin(op, plugin); err != nil {
 		return nil, err
+	}
+	if plugin == "UCX" {
+		var err error
+		if params, err = ucxParams(op, params); err != nil {
+			return nil, err
+		}
 	}
 	var pairs []byte
 	for _, key := range slices.Sorted(maps.Keys(params)) {
@@ -137,6 +148,46 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend
 	b := &Backend{a: a.s, h: h, name: plugin, mems: mems}
 	a.s.backends = append(a.s.backends, b)
 	return b, nil
+}
+
+// ucxWorkers is the largest number of workers that a UCX backend of this process was asked for, at least 1.
+var ucxWorkers atomic.Int64
+
+const maxUCXWorkers = 1024 // each has sockets and memory of its own, and is made while the agent is locked
+
+// ucxParams refuses parameters at which the plugin crashes, and raises num_workers to the largest that the process has had: UCX's
+// plugin keeps each thread's worker under the address of the engine, and does not forget it with the engine. One with fewer
+// workers, at the address of a closed agent's, would take a worker behind its own.
+func ucxParams(op string, params map[string]string) (map[string]string, error) {
+	workers := int64(1)
+	for _, p := range []struct {
+		key         string
+		least, most int64
+	}{{"num_workers", 0, maxUCXWorkers}, {"num_threads", 0, maxUCXWorkers}, {"split_batch_size", 1, math.MaxInt32}} {
+		value, set := params[p.key]
+		if !set {
+			continue
+		}
+		n, err := strconv.ParseInt(value, 10, 64)
+		if err != nil || n < p.least || n > p.most {
+			return nil, invalid(op, "the parameter %s is %q, not a number of %d to %d", p.key, value, p.least, p.most)
+		}
+		if p.key != "split_batch_size" {
+			workers = max(workers, n)
+		}
+	}
+	most := ucxWorkers.Load()
+	for workers > most && !ucxWorkers.CompareAndSwap(most, workers) {
+		most = ucxWorkers.Load()
+	}
+	if most = max(most, workers); most > 1 {
+		params = maps.Clone(params)
+		if params == nil {
+			params = map[string]string{}
+		}
+		params["num_workers"] = strconv.FormatInt(most, 10)
+	}
+	return params, nil
 }
 
 func checkPlugin(op, plugin string) error {

@@ -45,6 +45,9 @@ type bufferFor struct {
 }
 
 func (b bufferFor) region() (region, error) {
+	if b.Buffer == nil {
+		return region{}, invalid("register buffer", "it is nil")
+	}
 	r, err := b.Buffer.region()
 	r.Dev = b.device
 	return r, err

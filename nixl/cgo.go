@@ -104,7 +104,6 @@ import "C"
 
 import (
 	"encoding/binary"
-	"iter"
 	"runtime"
 	"sync"
 	"syscall"
@@ -121,11 +120,15 @@ type handle = uint64
 var (
 	_ [unsafe.Sizeof(Desc{})]byte     = [unsafe.Sizeof(C.nixlgo_desc{})]byte{}
 	_ [unsafe.Sizeof(pollItem{})]byte = [unsafe.Sizeof(C.nixlgo_poll_item{})]byte{}
+	_ [unsafe.Sizeof(message{})]byte  = [unsafe.Sizeof(C.nixlgo_message{})]byte{}
 	_                                 = [1]struct{}{}[unsafe.Offsetof(Desc{}.Addr)-unsafe.Offsetof(C.nixlgo_desc{}.addr)]
 	_                                 = [1]struct{}{}[unsafe.Offsetof(Desc{}.Len)-unsafe.Offsetof(C.nixlgo_desc{}.len)]
 	_                                 = [1]struct{}{}[unsafe.Offsetof(Desc{}.Dev)-unsafe.Offsetof(C.nixlgo_desc{}.dev)]
 	_                                 = [1]struct{}{}[unsafe.Offsetof(pollItem{}.req)-unsafe.Offsetof(C.nixlgo_poll_item{}.req)]
 	_                                 = [1]struct{}{}[unsafe.Offsetof(pollItem{}.status)-unsafe.Offsetof(C.nixlgo_poll_item{}.status)]
+	_                                 = [1]struct{}{}[unsafe.Offsetof(message{}.data)-unsafe.Offsetof(C.nixlgo_message{}.data)]
+	_                                 = [1]struct{}{}[unsafe.Offsetof(message{}.fromLen)-unsafe.Offsetof(C.nixlgo_message{}.from_len)]
+	_                                 = [1]struct{}{}[unsafe.Offsetof(message{}.len)-unsafe.Offsetof(C.nixlgo_message{}.len)]
 
 	_ = [1]struct{}{}[StatusInProgress-C.NX_IN_PROG]
 	_ = [1]struct{}{}[StatusInvalidParam-C.NX_INVALID_PARAM]
@@ -497,16 +500,19 @@ func (b *inbox) drain(agent, via handle) (count, bytes int, s Status) {
 	return int(b.c.count), int(b.c.bytes), Status(b.c.status)
 }
 
-// messages yields each message's sender and payload, which are memory of the library's.
-func (b *inbox) messages() iter.Seq2[[]byte, []byte] {
-	return func(yield func(from, payload []byte) bool) {
-		for _, m := range unsafe.Slice(b.c.messages, int(b.c.count)) {
-			if !yield(unsafe.Slice((*byte)(unsafe.Pointer(m.from)), int(m.from_len)), unsafe.Slice((*byte)(m.data), int(m.len))) {
-				return
-			}
-		}
-	}
+// message is one notification in memory of the library's; == nixlgo_message.
+type message struct {
+	from, data   *byte
+	fromLen, len uint64
 }
+
+// messages returns those of the last drain. All of one sender have the same from.
+func (b *inbox) messages() []message {
+	return unsafe.Slice((*message)(unsafe.Pointer(b.c.messages)), int(b.c.count))
+}
+
+func (m *message) sender() []byte  { return unsafe.Slice(m.from, int(m.fromLen)) }
+func (m *message) payload() []byte { return unsafe.Slice(m.data, int(m.len)) }
 
 func (b *inbox) clear() Status { return Status(C.nixlgo_inbox_clear(b.c)) }
 

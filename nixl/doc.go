@@ -136,6 +136,7 @@
 //	UCX_TCP_USER_TIMEOUT=10s        silent packet loss becomes an error
 //	UCX_TCP_CONN_NB=y               a host that does not answer holds up no other peer
 //	UCX_TCP_TX_SEG_SIZE=64K         faster large READs over TCP
+//	UCX_CMA_TX_QUOTA=16             faster READs of many blocks over shared memory
 //	UCX_USE_MT_MUTEX=y              READs do not lose a core to a spin lock
 //	UCX_RCACHE_MAX_UNRELEASED=1024  bounds UCX's registration cache
 //	UCX_HANDLE_ERRORS=none          always, also over a user's value: with bt, a nil

@@ -210,8 +210,9 @@ func (l *list) unhold() {
 
 func (l *list) warnLeak() {
 	l.a.mu.Lock()
-	defer l.a.mu.Unlock()
-	if !l.closed && !l.a.closed {
+	closed := l.closed || l.a.closed
+	l.a.mu.Unlock()
+	if !closed {
 		l.a.log.Warn("nixl: a prepared list was dropped without Close", "agent", l.a.name, "remote", l.remote, "descriptors", l.n)
 	}
 }

@@ -74,8 +74,8 @@ func inside(descs []Desc, r Desc) int {
 
 func (d Desc) String() string { return fmt.Sprintf("[%#x +%d dev %d]", d.Addr, d.Len, d.Dev) }
 
-// Memory is what an agent can register: a *Buffer, a *FileRange, a *BlockRange,
-// an *ObjectRange or a *DeviceRange. Memory of the Go heap is not among it, as the collector may
+// Memory is what an agent can register: a *Buffer, a *HostRange, a *FileRange, a
+// *BlockRange, an *ObjectRange or a *DeviceRange. Memory of the Go heap is not among it, as the collector may
 // give it to somebody else while peers write it.
 type Memory interface {
 	region() (region, error)

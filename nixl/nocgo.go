@@ -2,10 +2,7 @@
 
 package nixl
 
-import (
-	"errors"
-	"iter"
-)
+import "errors"
 
 // Without cgo the package compiles, and Load answers an error that says so. No
 // agent can exist then, so none of the calls below is ever reached.
@@ -79,6 +76,11 @@ type inbox struct{}
 
 func (*inbox) open() Status                            { return statusLacks }
 func (*inbox) drain(handle, handle) (int, int, Status) { return 0, 0, statusLacks }
-func (*inbox) messages() iter.Seq2[[]byte, []byte]     { return func(func(_, _ []byte) bool) {} }
+func (*inbox) messages() []message                     { return nil }
 func (*inbox) clear() Status                           { return statusLacks }
 func (*inbox) close()                                  {}
+
+type message struct{ from *byte }
+
+func (*message) sender() []byte  { return nil }
+func (*message) payload() []byte { return nil }

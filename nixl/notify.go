@@ -1,7 +1,6 @@
 package nixl
 
 import (
-	"bytes"
 	"math"
 	"slices"
 )
@@ -99,18 +98,21 @@ func (s *agent) notifications(dst []Notification, from handle) ([]Notification, 
 	return dst, failed(op, "", st)
 }
 
-// collect copies the messages of a drain, all payloads into one piece of memory.
+// collect copies the messages of a drain, for which dst has room, all payloads into one piece of memory.
 func (s *agent) collect(dst []Notification, size int) []Notification {
-	payloads := make([]byte, 0, size)
-	var last []byte // sender of the message before, and its name
+	messages, payloads := s.inbox.messages(), make([]byte, size)
 	var name string
-	for from, payload := range s.inbox.messages() {
-		if name == "" || !bytes.Equal(from, last) {
-			last, name = from, s.sender(from)
+	for i := range messages {
+		m := &messages[i]
+		if i == 0 || m.from != messages[i-1].from {
+			name = s.sender(m.sender())
 		}
-		start := len(payloads)
-		payloads = append(payloads, payload...)
-		dst = append(dst, Notification{From: name, Payload: payloads[start:len(payloads):len(payloads)]})
+		n := copy(payloads, m.payload())
+		dst = dst[:len(dst)+1]
+		d := &dst[len(dst)-1] // by field: a literal is built on the stack first, and read back before it is stored
+		d.From = name
+		d.Payload = payloads[:n:n]
+		payloads = payloads[n:]
 	}
 	return dst
 }

@@ -3,6 +3,7 @@ package nixl
 import (
 	"cmp"
 	"fmt"
+	"reflect"
 	"slices"
 	"sort"
 )
@@ -29,12 +30,15 @@ type registration struct {
 //	nixl_capi_register_mem, nixl_capi_destroy_reg_dlist
 func (a *Agent) Register(m Memory, backends ...*Backend) (*Registration, error) {
 	const op = "register memory"
-	if m == nil {
-		return nil, invalid(op, "no memory given")
+	if !ours(m) {
+		return nil, invalid(op, "no memory of this package is given")
 	}
 	reg, err := m.region()
 	if err != nil {
 		return nil, err
+	}
+	if reg.Len == 0 {
+		return nil, invalid(op, "the memory is empty")
 	}
 	s := a.s
 	if err := s.lock(op); err != nil {
@@ -62,6 +66,15 @@ func (a *Agent) Register(m Memory, backends ...*Backend) (*Registration, error) 
 	r := &registration{region: reg, a: s}
 	s.regs.insert(r)
 	return &Registration{r}, nil
+}
+
+// ours tells a value of this package from a nil pointer, and from a type that has the methods by embedding.
+func ours(m Memory) bool {
+	v := reflect.ValueOf(m)
+	if v.Kind() == reflect.Pointer {
+		v = v.Elem()
+	}
+	return v.IsValid() && v.Type().PkgPath() == reflect.TypeFor[Agent]().PkgPath()
 }
 
 // register registers with one backend after the other and notes which took the

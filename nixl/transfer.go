@@ -608,8 +608,9 @@ func (s *agent) discard(t *transfer) {
 
 func (t *transfer) warnLeak() {
 	t.a.mu.Lock()
-	defer t.a.mu.Unlock()
-	if !t.a.closed {
-		t.a.log.Warn("nixl: a transfer was dropped without Close", "agent", t.a.name, "remote", t.remote.remote, "state", t.state.String())
+	closed, state := t.a.closed, t.state
+	t.a.mu.Unlock()
+	if !closed {
+		t.a.log.Warn("nixl: a transfer was dropped without Close", "agent", t.a.name, "remote", t.remote.remote, "state", state.String())
 	}
 }

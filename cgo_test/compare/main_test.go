@@ -37,8 +37,8 @@ func TestRowsCompareTheLeast(t *testing.T) {
 		require.NoError(t, task.measure(t.Context(), processes, r))
 	}
 	require.Equal(t, []row{
-		{Name: "a", Unit: "ns", C: 10, Go: 15, Python: 150, GoOverC: 1.5, PythonOverGo: 10, Repeats: 2, Spread: 1},
-		{Name: "c", Unit: "ns", C: 2, Go: 4, Python: 8, GoOverC: 2, PythonOverGo: 2, Repeats: 2},
+		{Name: "a", Unit: "ns", C: 10, Go: 15, Python: 150, GoOverC: 1.5, PythonOverGo: 10, Repeats: 2, Spread: 1, Paired: 3, Faults: []int{0, 0, 0}},
+		{Name: "c", Unit: "ns", C: 2, Go: 4, Python: 8, GoOverC: 2, PythonOverGo: 2, Repeats: 2, Paired: 2, Faults: []int{0, 0, 0}},
 	}, task.report())
 }
 

@@ -18,6 +18,7 @@ const patience = 2 * time.Minute // for one answer of a process
 // process is one language's.
 type process struct {
 	name    string
+	pid     int
 	stdin   io.Writer
 	answers chan string // closed when the process ended
 }
@@ -30,7 +31,7 @@ func (p *process) wait() {
 
 // environment is the same for all. malloc keeps the memory that it once had;
 // otherwise the first large lists of a process decide what later ones cost.
-var environment = []string{"UCX_TLS=shm,self", "UCX_LOG_FILE=stderr", "UCX_HANDLE_ERRORS=none", "UCX_USE_MT_MUTEX=y",
+var environment = []string{"UCX_TLS=shm,self", "UCX_LOG_FILE=stderr", "UCX_HANDLE_ERRORS=none", "UCX_USE_MT_MUTEX=y", "UCX_CMA_TX_QUOTA=16",
 	"UCX_RCACHE_MAX_UNRELEASED=1024", "UCX_LOG_LEVEL=error", "NIXL_LOG_LEVEL=ERROR",
 	"GLIBC_TUNABLES=glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=1073741824"}
 
@@ -50,7 +51,7 @@ func start(ctx context.Context, name string, env []string, args ...string) (*pro
 	if err := c.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
-	p := &process{name: name, stdin: in, answers: make(chan string)}
+	p := &process{name: name, pid: c.Process.Pid, stdin: in, answers: make(chan string)}
 	go func() { // ends with the process
 		defer close(p.answers)
 		for lines := bufio.NewScanner(out); lines.Scan(); {
@@ -94,4 +95,12 @@ func (p *process) ask(command string) ([]float64, error) {
 		numbers = append(numbers, n)
 	}
 	return numbers, nil
+}
+
+// faults is how many pages the kernel has mapped into the process so far, 0 if it does not say.
+func (p *process) faults() int {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+	_, fields, _ := strings.Cut(string(text), ") ") // state ppid pgrp session tty tpgid flags minflt
+	n, _ := strconv.Atoi(append(strings.Fields(fields), "", "", "", "", "", "", "", "")[7])
+	return n
 }

@@ -347,7 +347,6 @@ func (w *worker) repost(size, rounds int) ([]float64, error) {
 }
 
 func (w *worker) drain() (got int, err error) {
-	clear(w.inbox)
 	w.inbox, err = w.owner.Notifications(w.inbox[:0])
 	return len(w.inbox), err
 }

@@ -56,15 +56,17 @@ func (f Finding) fix(value string) Finding {
 func (h *Host) Findings() []Finding {
 	devices, err := readDevices(h.FS)
 	found := append(h.checkEnv(devices), h.checkDevices(devices, err)...)
-	return append(found, h.checkMemLock(usable(devices)), h.checkOpenFiles(), h.checkShm(), h.checkCopy())
+	return append(found, h.checkMemLock(usable(devices)), h.checkOpenFiles(), h.checkDescriptors(), h.checkShm(), h.checkCopy())
 }
 
 // Explain says what is wrong with the host, of the checks whose name begins with one of topics: what was found, why that is
-// wrong, and what to do. It returns "" when nothing is.
+// wrong, and what to do. Whatever the topics, a process that is short of file descriptors is said, for then anything fails. It
+// returns "" when nothing is wrong.
 func (h *Host) Explain(topics ...string) string {
 	var parts []string
 	for _, f := range h.Findings() {
-		if f.Status == OK || !slices.ContainsFunc(topics, func(t string) bool { return strings.HasPrefix(f.Name, t) }) {
+		asked := f.Name == descriptors || slices.ContainsFunc(topics, func(t string) bool { return strings.HasPrefix(f.Name, t) })
+		if f.Status == OK || !asked {
 			continue
 		}
 		value := ": " + f.Value
@@ -82,7 +84,8 @@ func Explain(topics ...string) string { return ThisHost().Explain(topics...) }
 // suspects are the variables that most often keep a library from working.
 var suspects = []string{"UCX_TLS", "UCX_NET_DEVICES", "NIXL_PLUGIN_DIR", "LD_PRELOAD", "LD_LIBRARY_PATH", libraryVariable}
 
-// Advise gives a failure of the library a remedy: first of all the variables that are set.
+// Advise gives a failure of the library a remedy: first of all the limits that the process is near, then the variables that are
+// set.
 func (h *Host) Advise(f Finding) Finding {
 	if f.Status != Fail {
 		return f
@@ -90,20 +93,32 @@ func (h *Host) Advise(f Finding) Finding {
 	if f.Name == "ucx" {
 		f.Fix = h.withoutUCX()
 	}
-	if f.Remedy != "" {
-		return f
+	f.Remedy = cmp.Or(f.Remedy, h.suspect(f.Name))
+	devices, _ := readDevices(h.FS) // Findings tells the error
+	for _, limit := range []Finding{h.checkMemLock(usable(devices)), h.checkDescriptors()} {
+		if limit.Status != OK {
+			f.Cause = fmt.Sprintf("%s, %s: %s; %s", limit.Name, limit.Value, limit.Cause, f.Cause)
+			f.Remedy = limit.Remedy + "; if that is not it, " + f.Remedy
+		}
 	}
+	return f
+}
+
+// suspect is the remedy for a failed check of the library that has none of its own.
+func (h *Host) suspect(check string) (remedy string) {
 	var set []string
 	for _, name := range suspects {
+		if name == libraryVariable && check != "library" && check != "agents" {
+			continue // it is a library of NIXL that comes so far
+		}
 		if v, ok := h.Env[name]; ok {
 			set = append(set, name+"="+v)
 		}
 	}
 	if len(set) > 0 {
-		f.Remedy = "correct or unset " + strings.Join(set, ", ") + "; "
+		remedy = "correct or unset " + strings.Join(set, ", ") + "; "
 	}
-	f.Remedy += "see what UCX and NIXL print to standard error; UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO make them print more"
-	return f
+	return remedy + "see what UCX and NIXL print to standard error; UCX_LOG_LEVEL=info and NIXL_LOG_LEVEL=INFO make them print more"
 }
 
 // withoutUCX takes the UCX libraries out of LD_PRELOAD: NIXL brings its own.

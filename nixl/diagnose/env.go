@@ -26,7 +26,7 @@ const (
 
 // shown lists the variables that matter to NIXL and to this program. Those of shownPrefixes matter too.
 var shown = []string{
-	libraryVariable, "NIXL_PREFIX", "NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL", "NIXL_ETCD_ENDPOINTS", "NIXL_ETCD_NAMESPACE",
+	libraryVariable, "NIXLGO_KEY_FILE", "NIXL_PREFIX", "NIXL_PLUGIN_DIR", "NIXL_LOG_LEVEL", "NIXL_ETCD_ENDPOINTS", "NIXL_ETCD_NAMESPACE",
 	"NIXL_TELEMETRY_ENABLE", "NIXL_TELEMETRY_EXPORTER", telemetryPort, "NIXL_UCX_DEEPBIND", sideHost, sidePort, podIP,
 	"OTEL_SERVICE_NAME", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG",
 	"LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV",
@@ -76,6 +76,10 @@ func (h *Host) checkVariable(f Finding, devices []device) Finding {
 		}
 		if f.Name == telemetryPort {
 			return h.checkTelemetry(f)
+		}
+		port, _ := strconv.Atoi(f.Value)
+		if cause, remedy := h.ClientPort(port); cause != "" {
+			return f.warn(cause, "set "+f.Name+" to "+remedy)
 		}
 	case "NIXL_TELEMETRY_ENABLE", "NIXL_UCX_DEEPBIND":
 		if _, ok := yes(f.Value); !ok {
@@ -162,6 +166,45 @@ func (h *Host) checkSideHost(f Finding) Finding {
 	}
 	return f
 }
+
+// ClientPort says why port is a bad one to listen on at every start: the kernel gives it to connections of clients, too, so that an
+// instance that restarts may find it taken. remedy is what to choose in its place. Both are "" for a good one.
+func (h *Host) ClientPort(port int) (cause, remedy string) {
+	var first, last int
+	text, err := fs.ReadFile(h.FS, portRange)
+	if err != nil {
+		return "", ""
+	}
+	if n, _ := fmt.Sscan(string(text), &first, &last); n != 2 || port < first || port > last {
+		return "", ""
+	}
+	text, _ = fs.ReadFile(h.FS, reservedPorts) // none, where it cannot be read
+	reserved := strings.TrimSpace(string(text))
+	for _, part := range strings.Split(reserved, ",") {
+		low, high, isRange := strings.Cut(part, "-")
+		a, err := strconv.Atoi(low)
+		b := a
+		if isRange {
+			b, _ = strconv.Atoi(high)
+		}
+		if err == nil && a <= port && port <= b {
+			return "", ""
+		}
+	}
+	remedy = fmt.Sprintf("a port below %d, such as 5600", first)
+	if first <= 5600 {
+		remedy = fmt.Sprintf("a port outside of %d to %d", first, last)
+	}
+	all := strings.TrimPrefix(fmt.Sprintf("%s,%d", reserved, port), ",")
+	return fmt.Sprintf("the kernel gives the ports %d to %d (net.ipv4.ip_local_port_range) to connections of clients, so an instance that restarts may find "+
+			"it taken: address already in use", first, last),
+		remedy + fmt.Sprintf(", or reserve it: sysctl -w net.ipv4.ip_local_reserved_ports=%s", all)
+}
+
+const (
+	portRange     = "proc/sys/net/ipv4/ip_local_port_range"
+	reservedPorts = "proc/sys/net/ipv4/ip_local_reserved_ports"
+)
 
 // checkLibrary examines NIXLGO_LIBRARY, beside which nothing is tried.
 func checkLibrary(fsys fs.FS, f Finding) Finding {

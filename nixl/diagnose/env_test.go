@@ -370,6 +370,33 @@ func TestTheSideChannelsAddressMustBeThisMachinesAndReachable(t *testing.T) {
 	}
 }
 
+// An instance that restarts may find a port of the kernel's own range taken by a client's connection.
+func TestASideChannelPortThatClientsMayTakeIsAWarning(t *testing.T) {
+	for _, c := range []struct {
+		port, ports, reserved string
+		want                  Status
+		remedy                string
+	}{
+		{"5600", "32768\t60999", "", OK, ""}, {"32767", "32768\t60999", "", OK, ""}, {"61000", "32768\t60999", "", OK, ""},
+		{"32768", "32768\t60999", "", Warn, "below 32768, such as 5600, or reserve it: sysctl -w net.ipv4.ip_local_reserved_ports=32768"},
+		{"60999", "32768\t60999", "8080,9148-9150", Warn, "ip_local_reserved_ports=8080,9148-9150,60999"},
+		{"41000", "32768\t60999", "8080,40990-41000", OK, ""}, {"41000", "32768\t60999", "41000", OK, ""},
+		{"5600", "1024\t65535", "", Warn, "a port outside of 1024 to 65535"},
+		{"41000", "", "", OK, ""}, {"41000", "x", "", OK, ""},
+	} {
+		m := newMachine()
+		if c.ports != "" {
+			m.file(portRange, c.ports)
+			m.file(reservedPorts, c.reserved)
+		}
+		f := examineEnv(t, m, map[string]string{sidePort: c.port})[sidePort]
+		require.Equal(t, c.want, f.Status, "%+v", c)
+		require.Contains(t, f.Remedy, c.remedy)
+	}
+	cause, _ := ThisHost().ClientPort(1)
+	require.Empty(t, cause)
+}
+
 func TestTheLibraryOfTheVariableMustBeThere(t *testing.T) {
 	m := newMachine()
 	m.file("opt/nixl/libnixl_capi.so", "")

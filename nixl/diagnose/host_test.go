@@ -3,6 +3,7 @@ package diagnose
 import (
 	"io/fs"
 	"net"
+	"strconv"
 	"testing"
 	"testing/fstest"
 
@@ -65,6 +66,59 @@ func TestFewOpenFilesAreAWarning(t *testing.T) {
 		require.Equal(t, want, h.checkOpenFiles().Status, limit)
 		requireRemedy(t, h.checkOpenFiles())
 	}
+}
+
+// files is a process with so many open files, without an RDMA device.
+func files(n int) fstest.MapFS {
+	m := fstest.MapFS{}
+	for i := range n {
+		m["proc/self/fd/"+strconv.Itoa(i)] = &fstest.MapFile{}
+	}
+	return m
+}
+
+func TestFewDescriptorsLeftAreAWarning(t *testing.T) {
+	for _, c := range []struct {
+		used  int
+		limit uint64
+		want  Status
+		value string
+	}{
+		{9, 24, Warn, "9 of 24 in use"}, {9, 72, Warn, "9 of 72 in use"}, {9, 73, OK, "9 of 73 in use"}, {1000, 1024, Warn, "1000 of 1024 in use"},
+		{9, unix.RLIM_INFINITY, OK, "9 in use"}, {0, 24, OK, "unknown"},
+	} {
+		h := fullHost()
+		h.FS, h.OpenFiles = files(c.used), c.limit
+		f := h.checkDescriptors()
+		require.Equal(t, c.want, f.Status, "%+v", c)
+		require.Equal(t, c.value, f.Value)
+		requireRemedy(t, f)
+	}
+}
+
+// A library that fails where a limit is reached says a bare -2: the limit comes first, and not a variable that is right.
+func TestAFailureOfTheLibraryIsFirstOfAllThatOfALimit(t *testing.T) {
+	h := fullHost()
+	h.Env = map[string]string{libraryVariable: "/opt/libnixl_capi.so", "UCX_TLS": "tcp"}
+	failed := Finding{Name: "backend", Status: Fail, Cause: "backend error (-2)"}
+	require.Regexp(t, "^correct or unset UCX_TLS=tcp; see", h.Advise(failed).Remedy)
+	require.Contains(t, h.Advise(Finding{Name: "library", Status: Fail}).Remedy, libraryVariable)
+
+	h.FS, h.OpenFiles = files(9), 24
+	f := h.Advise(failed)
+	require.Regexp(t, `^file descriptors, 9 of 24 in use: .*; backend error \(-2\)$`, f.Cause)
+	require.Regexp(t, "^raise the hard limit of open files: .*; if that is not it, correct or unset UCX_TLS", f.Remedy)
+	require.NotContains(t, f.Remedy, libraryVariable)
+	require.Regexp(t, "^raise the hard limit of open files: .*; if that is not it, install", h.Advise(Finding{Name: "library", Status: Fail, Remedy: "install"}).Remedy)
+	require.Contains(t, h.Explain("rdma"), "file descriptors: 9 of 24 in use", "whatever the topic")
+
+	m := newMachine()
+	m.device("mlx5_0", "0000:3b:00.0", "uverbs0", true, "4: ACTIVE", "InfiniBand")
+	m.gid("mlx5_0", "0", lidGID, "", "")
+	h.FS, h.OpenFiles, h.MemLock = m, 4096, 64<<10
+	f = h.Advise(failed)
+	require.Contains(t, f.Cause, "memlock limit, 64 KiB: ")
+	require.Regexp(t, "^set `ulimit -l unlimited`", f.Remedy)
 }
 
 func TestSharedMemoryThatIsMissingOrFullIsAWarning(t *testing.T) {

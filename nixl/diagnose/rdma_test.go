@@ -172,3 +172,23 @@ func TestUnreadableSysfsIsAWarning(t *testing.T) {
 	require.Equal(t, Warn, fs[0].Status)
 	require.Contains(t, fs[0].Cause, "/sys/class/infiniband: permission denied")
 }
+
+// nixlbench's --device_list has devices of RDMA without a port.
+func TestADeviceListNamesInterfacesAndDevicesOfRDMA(t *testing.T) {
+	m := newMachine("eth0", "lo")
+	for _, d := range []string{"mlx5_0", "mlx5_1"} {
+		m.device(d, "0000:3b:00.0", "uverbs"+d, true, "4: ACTIVE", "InfiniBand")
+		m.gid(d, "0", lidGID, "", "")
+	}
+	h := &Host{FS: m}
+	for _, c := range []struct{ list, devices, wrong string }{
+		{"eth0", "eth0", ""}, {"eth0, lo", "eth0,lo", ""}, {"mlx5_0", "mlx5_0:1", ""}, {"mlx5_0,mlx5_1:1", "mlx5_0:1,mlx5_1:1", ""},
+		{"nope0", "nope0", `there is no device "nope0"; there are: eth0, lo, mlx5_0:1, mlx5_1:1`}, {"eth0,mlx5_1:2", "eth0,mlx5_1:2", `no device "mlx5_1:2"`},
+		{"", "", `there is no device ""`},
+	} {
+		devices, wrong := h.NetDevices(c.list)
+		require.Equal(t, c.devices, devices)
+		require.Equal(t, c.wrong == "", wrong == "", "%s: %s", c.list, wrong)
+		require.Contains(t, wrong, c.wrong)
+	}
+}

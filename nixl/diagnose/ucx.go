@@ -19,26 +19,39 @@ var (
 		"cuda", "cuda_copy", "cuda_ipc", "gdr_copy", "rocm", "rocm_copy", "rocm_ipc", "rocm_gdr", "ze", "ze_copy", "ze_ipc", "ze_gdr", "gaudi", "gaudi_gdr", "mad"}
 )
 
+// UnknownTransports lists what UCX does not know of a list for UCX_TLS, quoted, with what may have been meant; nil: it knows all.
+func UnknownTransports(list string) (unknown []string) {
+	for given := range strings.SplitSeq(strings.TrimPrefix(list, "^"), ",") {
+		t := transport(given)
+		if known(t) {
+			continue
+		}
+		said := fmt.Sprintf("%q", t)
+		if near := nearest(t); near != "" {
+			said += " (" + near + "?)"
+		}
+		unknown = append(unknown, said)
+	}
+	return unknown
+}
+
+// transport is the name in an item of UCX_TLS.
+func transport(item string) string {
+	return strings.TrimSuffix(strings.TrimPrefix(strings.TrimSpace(item), `\`), ":aux")
+}
+
 // checkTransports examines UCX_TLS. A wrong one makes NIXL answer a bare -2 (cases.md 34), so it is taken apart here.
 func checkTransports(f Finding, devices []device) Finding {
 	list, excluded := strings.CutPrefix(f.Value, "^")
 	var rdma, network int
-	var unknown []string
+	unknown := UnknownTransports(f.Value)
 	var meant []string // the list with what can be corrected corrected, and the rest left out
-	for _, given := range strings.Split(list, ",") {
-		given = strings.TrimSpace(given)
-		t := strings.TrimSuffix(strings.TrimPrefix(given, `\`), ":aux")
-		near := nearest(t)
-		if !known(t) {
-			said := fmt.Sprintf("%q", t)
-			if near != "" {
-				said += " (" + near + "?)"
-				meant = append(meant, near)
-			}
-			unknown = append(unknown, said)
-			t = near
-		} else {
-			meant = append(meant, given)
+	for given := range strings.SplitSeq(list, ",") {
+		t := transport(given)
+		if known(t) {
+			meant = append(meant, strings.TrimSpace(given))
+		} else if t = nearest(t); t != "" {
+			meant = append(meant, t)
 		}
 		switch {
 		case slices.Contains(rdmaTransports, t):
@@ -124,6 +137,27 @@ func (h *Host) checkNetDevices(f Finding, devices []device) Finding {
 		good = h.preferred(devices)
 	}
 	return found.fix(strings.Join(good, ","))
+}
+
+// NetDevices is UCX_NET_DEVICES for a list of devices by comma, in which those of RDMA may lack their port: mlx5_0 for mlx5_0:1.
+// wrong says why UCX cannot use them, "" when it can.
+func (h *Host) NetDevices(list string) (devices, wrong string) {
+	have, err := readDevices(h.FS)
+	if err != nil {
+		return list, "" // UCX will say
+	}
+	names := strings.Split(list, ",")
+	for i, name := range names {
+		names[i] = strings.TrimSpace(name)
+		if d, p := findPort(have, names[i]); d != nil && p == nil {
+			names[i] += ":1"
+		}
+	}
+	devices = strings.Join(names, ",")
+	if f := h.checkNetDevices(Finding{Value: devices, Status: OK}, have); f.Status == Fail {
+		return devices, f.Cause
+	}
+	return devices, ""
 }
 
 // checkNetDevice examines one name, and says what to write instead, "" for nothing.

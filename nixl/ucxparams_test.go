@@ -1,0 +1,78 @@
+package nixl
+
+import (
+	"runtime"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Natively split_batch_size=0 divides by zero at the first READ, and too many workers take minutes with the agent locked.
+func TestUCXParametersThatCrashAreRefused(t *testing.T) {
+	a, err := NewAgent("", Config{})
+	require.NoError(t, err)
+	defer a.Close()
+	for key, values := range map[string][]string{
+		"split_batch_size": {"0", "-1", "many", "", "4294967296"}, "num_workers": {"-1", "1025", "2147483648", "1e3"}, "num_threads": {"-1", "1025", "x"},
+	} {
+		for _, v := range values {
+			_, err := a.CreateBackend("UCX", map[string]string{key: v})
+			require.ErrorIs(t, err, ErrInvalid, "%s=%s", key, v)
+			require.ErrorContains(t, err, key)
+		}
+	}
+	_, err = a.CreateBackend("UCX", map[string]string{"split_batch_size": "1", "num_threads": "0", "num_workers": "1"})
+	require.NoError(t, err)
+}
+
+// Natively a UCX backend at the address of a closed agent's takes the workers of its threads, which may lie behind its own: the
+// next notification crashes.
+func TestBackendAfterOneWithMoreWorkersHasAsMany(t *testing.T) {
+	const threads, workers = 4, "4"
+	given := map[string]string{"num_workers": "1"}
+	before := ucxWorkers.Load()
+	t.Cleanup(func() { ucxWorkers.Store(before) }) // the threads that took workers have ended
+	work := make(chan func())
+	defer close(work)
+	for range threads { // the same OS threads every time, each of which takes a worker
+		go func() {
+			runtime.LockOSThread()
+			for f := range work {
+				f()
+			}
+		}()
+	}
+	o := newUCX(t, Config{})
+	md, err := o.LocalMetadata()
+	require.NoError(t, err)
+	for range 3 {
+		for _, params := range []map[string]string{{"num_workers": workers}, nil, given} {
+			r, err := NewAgent("", Config{})
+			require.NoError(t, err)
+			_, err = r.CreateBackend("UCX", params)
+			require.NoError(t, err)
+			_, err = r.LoadRemote(md)
+			require.NoError(t, err)
+			var ready, done sync.WaitGroup
+			ready.Add(threads)
+			for range threads {
+				done.Add(1)
+				work <- func() {
+					defer done.Done()
+					ready.Done()
+					ready.Wait()
+					if err := r.Notify(o.Name(), []byte("x")); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+			done.Wait()
+			require.NoError(t, r.Close())
+		}
+	}
+	raised, err := ucxParams("test", given)
+	require.NoError(t, err)
+	require.Equal(t, workers, raised["num_workers"])
+	require.Equal(t, map[string]string{"num_workers": "1"}, given, "the caller's map is the caller's")
+}
