@@ -26,16 +26,6 @@ func (h *Histogram) Observe(v float64, bounds []float64) {
 	}
 }
 
-// Cumulative is how many values are at most each bound, as Prometheus has it.
-func (h *Histogram) Cumulative(bounds []float64) map[float64]uint64 {
-	m, n := make(map[float64]uint64, len(bounds)), int64(0)
-	for i, b := range bounds {
-		n += h.Buckets[i]
-		m[b] = uint64(n)
-	}
-	return m
-}
-
 // leaseSeconds has the durations of the defaults among its bounds: 5 s between
 // heartbeats, 20 s that one extends by, 30 s and 480 s of life.
 var leaseSeconds = [MaxBuckets]float64{.1, .25, .5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 60, 120, 240, 480, 960}

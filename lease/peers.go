@@ -152,8 +152,9 @@ func (ps *peers) connected(engine string) {
 // due returns the heartbeats to send now.
 func (ps *peers) due(now time.Time) (out []Heartbeat) {
 	if now.Before(ps.told) {
-		// A clock that went back must not silence a peer.
-		for _, p := range ps.beaten {
+		// A clock that went back must not silence a peer, nor one that has
+		// nothing to renew now.
+		for _, p := range ps.byEngine {
 			p.urgent = p.urgent || now.Before(p.last)
 		}
 		heap.Init(&ps.beaten)

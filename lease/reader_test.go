@@ -101,6 +101,29 @@ func TestHeartbeatsAreThrottledPerPeer(t *testing.T) {
 	require.Len(t, s.BuildPlan(at(-45)).Heartbeat, 2)
 }
 
+// A clock that goes back an hour or forward a day makes every peer due once, and then every interval, those included that had
+// nothing to renew when it jumped: a READ in quarantine keeps the peer known.
+func TestHeartbeatsGoOnWhenTheClockJumps(t *testing.T) {
+	for name, jump := range map[string]float64{"back": -3600, "forward": 86400} {
+		t.Run(name, func(t *testing.T) {
+			s := newReader(t, 1)
+			enqueue(t, s, t0, "beaten", offer("A", 1))
+			reading(t, s, "quarantined", with(offer("B", 1), func(p *Params) { p.RemoteEngineID = "P2" }), 5)
+			require.Len(t, s.BuildPlan(at(5)).Heartbeat, 2)
+			require.True(t, finish(t, s, at(5), "quarantined", StatusAborted, 5))
+			require.Len(t, s.BuildPlan(at(10)).Heartbeat, 1)
+			now := 10 + jump
+			require.Len(t, s.BuildPlan(at(now)).Heartbeat, 1)
+			enqueue(t, s, at(now), "late", with(offer("C", 1), func(p *Params) { p.RemoteEngineID = "P2" }))
+			require.Len(t, s.BuildPlan(at(now)).Heartbeat, 1, "of the late one")
+			require.Empty(t, s.BuildPlan(at(now+4.9)).Heartbeat)
+			for i := range 10 {
+				require.Len(t, s.BuildPlan(at(now+5*float64(i+1))).Heartbeat, 2)
+			}
+		})
+	}
+}
+
 // "The heartbeat is deferred to the next step once the handshake completes."
 func TestAHeartbeatFollowsTheConnectionAtOnce(t *testing.T) {
 	s := newReader(t, 1)

@@ -2,6 +2,7 @@ package lease
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/binary"
 	"math"
 	"slices"
@@ -26,7 +27,8 @@ type TableConfig struct {
 	MaxEarly int
 	EarlyTTL time.Duration
 	// MaxNotification is the size cap that ids are checked against, 0 means
-	// DefaultMaxNotification.
+	// DefaultMaxNotification. Longer read-completes are not kept for a lease that
+	// is still to come.
 	MaxNotification int
 	// Trace is called when something happens to a lease.
 	Trace TableTrace
@@ -76,7 +78,7 @@ type TableStats struct {
 type Table struct {
 	faults       tableFaults
 	ext, maxLife int64
-	maxID        int // notification cap
+	maxSize      int // of a notification about one life
 	slots        *Slots
 	epoch        time.Time // the first time that was told
 	last         int64     // the last one, nanoseconds since
@@ -158,7 +160,7 @@ func NewTable(cfg TableConfig) (*Table, error) {
 		cfg.EarlyTTL = defaultEarlyTTL
 	}
 	return &Table{
-		ext: int64(cfg.Extension), maxLife: int64(cfg.MaxLife), maxID: cfg.MaxNotification, slots: cfg.Slots,
+		ext: int64(cfg.Extension), maxLife: int64(cfg.MaxLife), maxSize: cmp.Or(cfg.MaxNotification, DefaultMaxNotification), slots: cfg.Slots,
 		byID:  newIndex(),
 		spent: make(map[Key]struct{}),
 		early: early{ttl: int64(cfg.EarlyTTL), cap: int64(cfg.MaxEarly), byKey: make(map[Key]*readers), dropped: cfg.Trace.LateReadComplete},
@@ -180,7 +182,7 @@ func (t *Table) at(now time.Time) int64 {
 // is not there or not free, and a life that is already here.
 func (t *Table) Admit(now time.Time, a Admission) error {
 	at := t.at(now)
-	if err := ValidateRequestID(a.Request, t.maxID); err != nil {
+	if err := ValidateRequestID(a.Request, t.maxSize); err != nil {
 		return err
 	}
 	key := Key{a.Request, a.Nonce}
@@ -609,6 +611,10 @@ func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 		return nil
 	}
 	t.stats.UnmatchedReadCompletes++
+	if len(payload) > t.maxSize {
+		t.stats.DroppedReadCompletes++ // no life with an id of this length will come
+		return nil
+	}
 	if hasNonce {
 		key := Key{string(exact.Request), exact.Nonce}
 		if _, ok := t.spent[key]; !ok {

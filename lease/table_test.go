@@ -3,6 +3,7 @@ package lease
 import (
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -624,4 +625,40 @@ func TestALifeWithoutASlotIsPinnedAndRenewed(t *testing.T) {
 	require.Len(t, r.ends(), 3)
 	r.admit("d", 14, NoSlot)
 	require.Len(t, r.hot, 3, "indices are used again")
+}
+
+// A peer can send as much as its transport takes. Of what names no lease that could be, nothing is kept.
+func TestAReadCompleteOfNoLeaseThatCouldBeIsNotKept(t *testing.T) {
+	r := newRank(t, 1, func(c *TableConfig) { c.MaxNotification = minNotification })
+	longest := strings.Repeat("x", minNotification-readCompleteTail)
+	for _, payload := range []string{longest + "x:4096:" + strconv.Itoa(MaxNonce), strings.Repeat("x", 1<<20) + ":1:5", strings.Repeat("x", 1<<20) + ":1"} {
+		r.notify(t0, "D", payload)
+	}
+	require.Empty(t, r.early.byKey)
+	require.EqualValues(t, 3, r.Stats().UnmatchedReadCompletes)
+	require.EqualValues(t, 3, r.Stats().DroppedReadCompletes)
+	r.notify(t0, "D", longest+":1:"+strconv.Itoa(MaxNonce))
+	r.admit(longest, MaxNonce, 0)
+	require.Equal(t, []Ended{{longest, MaxNonce, ReasonRead}}, r.ends(), "the longest that can be is kept for its lease")
+}
+
+// Specification, "Worker-side sending and receiving": max(old expiry, now + extension), for slots as well as for ids.
+func TestASlotHeartbeatNeverShortens(t *testing.T) {
+	for _, n := range []int{1, 8, 9} { // one by one, eight at once, both
+		r := newRank(t, n)
+		var targets []Target
+		for i := range n {
+			id := fmt.Sprint("r", i)
+			r.admit(id, int64(i+11), i)
+			r.grant(t0, id, int64(i+11), 30)
+			targets = append(targets, Target{id, i, int64(i + 11)})
+		}
+		msg, _, err := AppendSlotHeartbeat(nil, targets, 0)
+		require.NoError(t, err)
+		r.notify(at(1), "D", string(msg))
+		require.EqualValues(t, n, r.Stats().Renewals)
+		for i := range n {
+			require.EqualValues(t, 30*time.Second, r.hot[i].deadline, "%d of %d", i, n)
+		}
+	}
 }

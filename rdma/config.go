@@ -34,9 +34,9 @@ type WorkerConfig struct {
 	Compatibility string
 	// AnyCompatibility reads from owners with another hash (vLLM's enforce_handshake_compat=false).
 	AnyCompatibility bool
-	// Key is shared by engines that are to deal with each other only: handshakes prove it both ways, and fail with ErrKey
-	// otherwise. It is at least 16 bytes that cannot be guessed; nil: everybody is taken at his word. vLLM has no such key.
-	// The side channel needs it as well, see SideChannel.RequireKey.
+	// Key is shared by engines that are to deal with each other only: handshakes prove it both ways, seal what they tell, and
+	// fail with ErrKey otherwise. It is at least 16 bytes that cannot be guessed; nil: everybody is taken at his word. vLLM has
+	// no such key. The side channel needs it as well, see SideChannel.RequireKey.
 	Key []byte
 	// HoldOnly renews and releases leases of owners of any layout and hash, on every rank of theirs, and reads nothing: pulls
 	// are refused as invalid.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 )
@@ -24,7 +25,8 @@ type Directory interface {
 	// Lookup returns the replies of ranks of an engine, in the same order and as they were at one revision of the Directory.
 	// If one is missing, the error matches ErrNotListed and the revision is good.
 	Lookup(ctx context.Context, engine string, ranks []int) (replies [][]byte, revision int64, err error)
-	// Changed returns nil once a rank of the engine was published or withdrawn after the revision, and may do so without.
+	// Changed returns nil once a rank of the engine was published or withdrawn after the revision, or the Directory has lost
+	// its data since. It may do so without.
 	Changed(ctx context.Context, engine string, revision int64) error
 }
 
@@ -68,8 +70,9 @@ func (l *listing) parse(engine string, want expected) ([]*Reply, error) {
 	return out, nil
 }
 
-// recheck bounds how long a change can go unnoticed that the directory did not tell of, such as one that lost its data.
-const recheck = 5 * time.Minute
+// recheck bounds how long a change can go unnoticed that the directory did not tell of. Each engine is looked up at a time of
+// its own in the second half of that: a reader that connected to all of a fleet at once does not ask for all at once again.
+const recheck = time.Hour
 
 // watch waits until the directory has other replies of p's ranks than those that p was connected with, and tells Step.
 func (w *Worker) watch(p *peer) {
@@ -91,7 +94,7 @@ func (w *Worker) watch(p *peer) {
 				revision = now
 			case ctx.Err() == nil:
 				w.log.Debug("directory: watch an engine", "peer", engine, "error", err)
-				pause = time.Second
+				pause = time.Second + rand.N(time.Second) // not all readers of a directory that is down at once
 			}
 			select {
 			case <-time.After(pause):
@@ -105,7 +108,7 @@ func (w *Worker) watch(p *peer) {
 // those of l, and as of which revision. A rank that was withdrawn is no other reply: an owner whose session with the
 // directory was lost is as good as before.
 func (w *Worker) changed(ctx context.Context, engine string, l *listing, since int64) (changed bool, revision int64, err error) {
-	wait, cancel := context.WithTimeout(ctx, recheck)
+	wait, cancel := context.WithTimeout(ctx, recheck/2+rand.N(recheck/2))
 	err = w.cfg.Directory.Changed(wait, engine, since)
 	waited := wait.Err() != nil
 	cancel()

@@ -28,6 +28,8 @@
 //
 // An engine is known by its id. Its address may change; another engine at its address is refused. One that is not used for
 // lease.Config.EngineTTL is forgotten, with its connection, its lists and its metadata, and connected to anew by the next use.
+// NIXL knows an agent by the name in its metadata: of two engines with one name there, the last to be connected has it, and the
+// other is connected to anew by its next use.
 //
 // What is only told something (a heartbeat for a lease that is held, the release of one) need not fit: an engine whose KV cache
 // or compatibility hash rules out a READ is connected to for notifications, on every rank.
@@ -104,6 +106,9 @@
 //	the owner's step meanwhile                6 µs (p50, the same without heartbeats), 0.4 ms (p99; 0.2 ms without), 20 ms at worst, 100 ms with the cores overloaded
 //	the step of a reader that holds           0.2, 0.4 and 22 µs (p50), one or no heartbeat in it
 //	  leases at 10, 100 and 1,000 owners
+//	1,000 engines of 8 ranks in one etcd      published at once in 6 s; 800 to 1,700 lookups/s; a change is noticed after 35 ms (p50), 0.4 s (p99);
+//	  (make bench-etcd)                       8 to 18 % of a core of etcd while idle, 460 MB with 10,000 watches, all back 4 to 9 s after a restart
+//	each engine that a reader watches there   2 goroutines and 10 KB; one stream for all
 //
 // An owner's work grows with the messages and the leases renewed, not with the leases that it holds. There is one message
 // per reader rank, interval and MaxNotification bytes to each owner rank that the reader deals with: one where TP sizes are
@@ -119,6 +124,8 @@
 //
 // Whoever has an agent's metadata can read its registered memory. The side channel binds to the loopback interface unless told
 // otherwise, and gives metadata to everybody who asks, as vLLM's does; so does a directory. With WorkerConfig.Key and
-// SideChannel.RequireKey, which vLLM knows nothing of, only those get it who prove that they have the same key, and only what
-// proves it is taken. It travels in the clear either way: keep side channel, directory and transport on a private network.
+// SideChannel.RequireKey, which vLLM knows nothing of, the side channel seals it for those who prove that they have the same key, and
+// a reader takes nothing else: who sits between the two, or plays back what they said, can withhold and delay, no more. What is listed
+// in a directory is proved by the key and not sealed, and an old listing can be put back. NIXL's own traffic, the blocks and the
+// notifications, is in the clear either way: keep side channel, directory and transport on a private network.
 package rdma

@@ -27,17 +27,16 @@ const askName = "get_meta_msg"
 // rankID names one rank of an engine in a handshake request.
 type rankID struct{ pp, tp int }
 
-func appendAsk(b []byte, r rankID) []byte {
-	b = msgp.AppendArrayHeader(b, 3)
-	b = msgp.AppendBytes(b, []byte(askName))
+func appendAsk(b, name []byte, r rankID) []byte {
+	b = msgp.AppendBytes(msgp.AppendArrayHeader(b, 3), name)
 	return appendInt(appendInt(b, r.pp), r.tp)
 }
 
 // parseAsk takes requests of three elements (name, pp, tp) and of four (name, pp, pcp, tp: vLLM's main in 2026). A name
 // of type str is taken too, as vLLM's owner does.
-func parseAsk(b []byte) (rankID, error) {
-	bad := func(format string, a ...any) (rankID, error) {
-		return rankID{}, fmt.Errorf("%w: request: "+format, append([]any{ErrWire}, a...)...)
+func parseAsk(b []byte) (name []byte, r rankID, err error) {
+	bad := func(format string, a ...any) ([]byte, rankID, error) {
+		return nil, rankID{}, fmt.Errorf("%w: request: "+format, append([]any{ErrWire}, a...)...)
 	}
 	n, b, err := msgp.ReadArrayHeaderBytes(b)
 	if err != nil {
@@ -46,7 +45,6 @@ func parseAsk(b []byte) (rankID, error) {
 	if n != 3 && n != 4 {
 		return bad("array of %d elements, want 3 or 4", n)
 	}
-	var name []byte
 	if msgp.NextType(b) == msgp.StrType {
 		name, b, err = msgp.ReadStringZC(b)
 	} else {
@@ -55,7 +53,7 @@ func parseAsk(b []byte) (rankID, error) {
 	if err != nil {
 		return bad("name: %w", err)
 	}
-	if string(name) != askName {
+	if string(name) != askName && !bytes.HasPrefix(name, []byte(sealedName)) {
 		return bad("name %.40q, want %q", name, askName)
 	}
 	v := make([]int, n-1)
@@ -70,7 +68,7 @@ func parseAsk(b []byte) (rankID, error) {
 	if n == 4 && v[1] != 0 {
 		return bad("pcp rank %d, and this engine has no context parallelism in prefill", v[1])
 	}
-	return rankID{pp: v[0], tp: v[len(v)-1]}, nil
+	return name, rankID{pp: v[0], tp: v[len(v)-1]}, nil
 }
 
 // appendReply encodes vLLM's NixlHandshakePayload. The metadata is nested as bytes so that a reader can report another
@@ -109,8 +107,8 @@ type Reply struct {
 
 // parseReply decodes the two frames of a rank's reply.
 func parseReply(frames [][]byte, rank rankID, want expected) (*Reply, error) {
-	if len(frames) == 1 && string(frames[0]) == refused {
-		return nil, fmt.Errorf("%w: the owner has another one than this engine", ErrKey)
+	if isRefusal(frames) {
+		return nil, fmt.Errorf("%w: the owner has another one than this engine, or none", ErrKey)
 	}
 	if len(frames) != 2 {
 		return nil, fmt.Errorf("%w: reply of %d frames, want 2", ErrWire, len(frames))
@@ -190,7 +188,7 @@ type SideChannel struct {
 	quiet    *quiet
 
 	mu      sync.Mutex
-	gate    *gate // nil: everybody is answered
+	key     []byte // nil: everybody is answered
 	replies map[rankID][]byte
 	asked   int64
 	bad     int64
@@ -248,14 +246,14 @@ func (s *SideChannel) ServeReply(rank int, reply []byte) {
 	s.replies[rankID{tp: rank}] = bytes.Clone(reply)
 }
 
-// RequireKey answers only those from now on who prove that they have the key of WorkerConfig.Key. Call it before Serve. An
-// empty key answers everybody.
+// RequireKey answers only those from now on who prove that they have the key of WorkerConfig.Key, and seals the answers. Call it
+// before Serve. An empty key answers everybody.
 func (s *SideChannel) RequireKey(key []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.gate = nil
+	s.key = nil
 	if len(key) > 0 {
-		s.gate = newGate(key)
+		s.key = bytes.Clone(key)
 	}
 }
 
@@ -289,35 +287,32 @@ func (s *SideChannel) answer(_ context.Context, request [][]byte) ([][]byte, err
 	if len(request) != 1 {
 		return nil, fmt.Errorf("%w: request of %d frames, want 1", ErrWire, len(request))
 	}
+	name, r, err := parseAsk(request[0])
+	if err != nil {
+		return nil, err
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var r rankID
-	var err error
-	switch {
-	case s.gate != nil:
-		var challenge []byte
-		if challenge, r, err = s.gate.answer(request[0], time.Duration(monotonic()*1e9)); challenge != nil {
-			return [][]byte{challenge}, nil
-		}
-	case asksChallenge(request[0]):
+	if s.key != nil {
+		err = admit(s.key, name, r)
+	} else if string(name) != askName {
 		err = fmt.Errorf("%w: a reader with one, and this engine has none", ErrKey)
-	default:
-		r, err = parseAsk(request[0])
 	}
-	if errors.Is(err, ErrKey) {
+	if err != nil {
 		s.bad++
 		s.quiet.Warn("side channel: refused a reader", "", "error", err)
 		return [][]byte{[]byte(refused)}, nil
-	}
-	if err != nil {
-		return nil, err
 	}
 	reply, ok := s.replies[r]
 	if !ok {
 		return nil, fmt.Errorf("request for pp rank %d, tp rank %d, which this engine does not have", r.pp, r.tp)
 	}
 	s.asked++
-	return [][]byte{reply, msgp.AppendFloat64(nil, monotonic())}, nil
+	frames := [][]byte{reply, msgp.AppendFloat64(nil, monotonic())}
+	if s.key != nil {
+		frames = seal(s.key, name, r, frames)
+	}
+	return frames, nil
 }
 
 // ask performs the handshake with the given ranks over one connection and returns a reply per rank.
@@ -331,29 +326,25 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, want expect
 		return nil, fmt.Errorf("side channel %s: %w", addr, hint(err))
 	}
 	defer c.Close()
-	var challenge []byte
-	if want.key != nil {
-		frames, err := c.Request(ctx, [][]byte{appendChallengeAsk(nil, ranks[0])})
-		if err != nil {
-			return nil, fmt.Errorf("side channel %s: no challenge: %w", addr, hint(err))
-		}
-		if challenge = frames[0]; len(frames) != 1 || len(challenge) != challengeLen { // vLLM's answers metadata
-			return nil, fmt.Errorf("side channel %s: %w: it answers no challenge, as an owner without a shared key", addr, ErrKey)
-		}
-	}
 	replies := make([]*Reply, len(ranks))
 	for i, r := range ranks {
-		request := appendAsk(nil, r)
+		name := []byte(askName)
 		if want.key != nil {
-			request = appendKeyedAsk(nil, r, challenge, want.key)
+			name = newName(want.key, r)
 		}
 		start, sent := time.Now(), monotonic()
-		frames, err := c.Request(ctx, [][]byte{request})
+		frames, err := c.Request(ctx, [][]byte{appendAsk(nil, name, r)})
 		if err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, hint(err))
 		}
 		received := monotonic()
-		if replies[i], err = parseReply(frames, r, want); err != nil {
+		if want.key != nil {
+			frames, err = open(want.key, name, r, frames)
+		}
+		if err == nil {
+			replies[i], err = parseReply(frames, r, want)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("side channel %s, pp rank %d, tp rank %d: %w", addr, r.pp, r.tp, err)
 		}
 		replies[i].sent, replies[i].received = start, time.Now()
@@ -367,9 +358,14 @@ func ask(ctx context.Context, host string, port int, ranks []rankID, want expect
 // the hash and the engine id are the caller's to check.
 //
 // Errors: syscall.ECONNREFUSED and other network errors, zmtp.ErrProtocol for a peer that does not speak ZeroMQ, ErrWire for
-// one that does not answer as a NixlConnector, the context's.
+// one that does not answer as a NixlConnector, ErrKey for one that answers those alone who have its key, the context's.
 func Probe(ctx context.Context, host string, port, pp, tp int) (*Reply, error) {
-	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, expected{})
+	return ProbeWithKey(ctx, host, port, pp, tp, nil)
+}
+
+// ProbeWithKey is Probe of an engine that has a shared key, see WorkerConfig.Key. Nil: it has none.
+func ProbeWithKey(ctx context.Context, host string, port, pp, tp int, key []byte) (*Reply, error) {
+	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, expected{key: key})
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,8 @@ package rdma
 
 import (
 	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -9,28 +11,22 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
-
-	"github.com/tinylib/msgp/msgp"
 )
 
-// The shared key of engines of this library, which vLLM knows nothing of. A reader asks for a challenge, and proves with the
-// next request that it has the key; only then the owner answers with its metadata, which carries a proof of its own, also in a
-// Directory. Neither side sends the key.
+// The shared key of engines of this library, which vLLM knows nothing of. A reader proves in its request that it has the key, and
+// the owner seals its answer for that request. Neither side sends the key.
 //
-//	reader                                             owner
-//	["get_meta_challenge", pp, tp]                 →
-//	                                               ←   challenge
-//	["get_meta_msg", pp, tp, challenge, proof]     →
-//	                                               ←   {compatibility_hash, agent_metadata_bytes, nixlgo_proof}, clock
+//	reader                                                  owner
+//	["get_meta_sealed:" + nonce + proof, pp, tp]         →
+//	                                                     ←  sealed {compatibility_hash, agent_metadata_bytes, nixlgo_proof}, sealed clock
 //
-// The first request is one that vLLM's listener, which dies of any other shape, takes for a request of metadata. So a reader
-// with a key does vLLM's owners no harm: it refuses what they answer.
+// The request has the shape of one without a key, for vLLM's listener dies of any other, and answers whatever the name is. So a
+// reader with a key does vLLM's owners no harm: it refuses what they answer.
 //
-// It keeps out who can connect, and lets readers refuse what somebody else answers. It does not hide the metadata from who
-// can listen on the network, nor what is read. Nor does it help against who can change what passes by: the owner's proof is of
-// its metadata alone, so an old answer can be played back and the clock be forged, and a reader proves itself to whatever
-// address the params name, which may pass the proof on.
+// Who has no key and sits between the two, or plays back what they said, can withhold and delay. He learns no metadata, since an
+// answer opens with the key alone, and changes nothing, since it opens for the request that it answers alone. What a Directory
+// lists is proved by nixlgo_proof, but not sealed: who may read there can use it, and who may write there can put back what the
+// owner listed before. READs and notifications are NIXL's and in the clear.
 
 // ErrKey marks an engine that has another shared key, or none.
 var ErrKey = errors.New("shared key")
@@ -38,13 +34,10 @@ var ErrKey = errors.New("shared key")
 const (
 	minKey = 16 // bytes
 
-	challengeName = "get_meta_challenge"
-	keyProof      = "nixlgo_proof"
-	refused       = "nixlgo: another key"
-
-	challengeLife = 10 * time.Second
-	challengeLen  = 8 + 16 + sha256.Size
-	maxKeyed      = 2 * (challengeLen + sha256.Size) // bytes of a request
+	sealedName = "get_meta_sealed:"
+	nonceLen   = 16
+	keyProof   = "nixlgo_proof"
+	refused    = "nixlgo: another key"
 )
 
 // proof is the message authentication code of parts under key. purpose keeps a proof of one thing from being one of another.
@@ -61,94 +54,61 @@ func (r rankID) bytes() []byte {
 	return binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(nil, uint64(r.pp)), uint64(r.tp))
 }
 
-// gate lets those in who have a key. Its challenges need no memory: it knows its own.
-type gate struct {
-	key    []byte
-	secret []byte
+// newName is the name of a request of one who has the key. There are no two alike.
+func newName(key []byte, r rankID) []byte {
+	b := append([]byte(sealedName), make([]byte, nonceLen)...)
+	rand.Read(b[len(sealedName):]) // never fails (Go 1.24)
+	return append(b, proof(key, "reader", b, r.bytes())...)
 }
 
-func newGate(key []byte) *gate {
-	g := &gate{key: slices.Clone(key), secret: make([]byte, sha256.Size)}
-	rand.Read(g.secret) // never fails (Go 1.24)
-	return g
-}
-
-func (g *gate) challenge(now time.Duration) []byte {
-	b := binary.LittleEndian.AppendUint64(nil, uint64(now))
-	b = append(b, make([]byte, 16)...)
-	rand.Read(b[8:])
-	return append(b, proof(g.secret, "challenge", b)...)
-}
-
-// fresh reports whether c is a challenge of this gate that is not old.
-func (g *gate) fresh(c []byte, now time.Duration) bool {
-	if len(c) != challengeLen {
-		return false
+// admit checks that the name of a request was made with the key.
+func admit(key, name []byte, r rankID) error {
+	if !bytes.HasPrefix(name, []byte(sealedName)) {
+		return fmt.Errorf("%w: a request without one", ErrKey)
 	}
-	said, mac := c[:8+16], c[8+16:]
-	at := time.Duration(binary.LittleEndian.Uint64(said))
-	return hmac.Equal(mac, proof(g.secret, "challenge", said)) && now >= at && now-at <= challengeLife
+	said := min(len(name), len(sealedName)+nonceLen)
+	if !hmac.Equal(name[said:], proof(key, "reader", name[:said], r.bytes())) {
+		return fmt.Errorf("%w: another one", ErrKey)
+	}
+	return nil
 }
 
-// answer answers a request with a challenge, or finds which rank it may be told of.
-func (g *gate) answer(request []byte, now time.Duration) (challenge []byte, r rankID, err error) {
-	bad := func(format string, a ...any) ([]byte, rankID, error) {
-		return nil, r, fmt.Errorf("%w: request: "+format, append([]any{ErrWire}, a...)...)
-	}
-	if len(request) > maxKeyed {
-		return bad("%d bytes", len(request))
-	}
-	n, b, err := msgp.ReadArrayHeaderBytes(request)
+// sealer seals and opens the answers to a request for those who have the key.
+func sealer(key, name []byte, r rankID) cipher.AEAD {
+	block, err := aes.NewCipher(proof(key, "answer", name, r.bytes()))
 	if err != nil {
-		return bad("%w", err)
+		panic(err) // another length than AES has
 	}
-	name, b, err := msgp.ReadBytesZC(b)
-	switch {
-	case err != nil:
-		return bad("name: %w", err)
-	case n == 3 && string(name) == challengeName:
-		return g.challenge(now), r, nil
-	case string(name) != askName:
-		return bad("name %.40q", name)
-	case n != 5:
-		return nil, r, fmt.Errorf("%w: a request without one", ErrKey)
+	aead, err := cipher.NewGCMWithRandomNonce(block) // a request that is played back is answered under the same key
+	if err != nil {
+		panic(err)
 	}
-	if r.pp, b, err = readInt(b); err == nil {
-		r.tp, b, err = readInt(b)
-	}
-	var said, mac []byte
-	if err == nil {
-		said, b, err = msgp.ReadBytesZC(b)
-	}
-	if err == nil {
-		mac, b, err = msgp.ReadBytesZC(b)
-	}
-	switch {
-	case err != nil:
-		return bad("%w", err)
-	case len(b) > 0:
-		return bad("%d bytes after the array", len(b))
-	case !g.fresh(said, now):
-		return nil, r, fmt.Errorf("%w: a challenge that is old or another's", ErrKey)
-	case !hmac.Equal(mac, proof(g.key, "reader", said, r.bytes())):
-		return nil, r, fmt.Errorf("%w: another one", ErrKey)
-	}
-	return nil, r, nil
+	return aead
 }
 
-func appendChallengeAsk(b []byte, r rankID) []byte {
-	b = msgp.AppendBytes(msgp.AppendArrayHeader(b, 3), []byte(challengeName))
-	return appendInt(appendInt(b, r.pp), r.tp)
+func seal(key, name []byte, r rankID, frames [][]byte) [][]byte {
+	s := sealer(key, name, r)
+	out := make([][]byte, len(frames))
+	for i, f := range frames {
+		out[i] = s.Seal(nil, nil, f, []byte{byte(i)})
+	}
+	return out
 }
 
-// asksChallenge reports whether b is what appendChallengeAsk made.
-func asksChallenge(b []byte) bool {
-	return bytes.HasPrefix(b, msgp.AppendBytes(msgp.AppendArrayHeader(nil, 3), []byte(challengeName)))
-}
+func isRefusal(frames [][]byte) bool { return len(frames) == 1 && string(frames[0]) == refused }
 
-// appendKeyedAsk is appendAsk with the answer to a challenge.
-func appendKeyedAsk(b []byte, r rankID, challenge, key []byte) []byte {
-	b = msgp.AppendBytes(msgp.AppendArrayHeader(b, 5), []byte(askName))
-	b = appendInt(appendInt(b, r.pp), r.tp)
-	return msgp.AppendBytes(msgp.AppendBytes(b, challenge), proof(key, "reader", challenge, r.bytes()))
+// open is the reverse of seal. A refusal is not sealed.
+func open(key, name []byte, r rankID, frames [][]byte) ([][]byte, error) {
+	if isRefusal(frames) {
+		return frames, nil
+	}
+	s := sealer(key, name, r)
+	out := slices.Clone(frames)
+	for i, f := range frames {
+		var err error
+		if out[i], err = s.Open(nil, nil, f, []byte{byte(i)}); err != nil {
+			return nil, fmt.Errorf("%w: what the owner answers is not sealed with ours", ErrKey)
+		}
+	}
+	return out, nil
 }

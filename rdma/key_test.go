@@ -3,9 +3,9 @@ package rdma
 import (
 	"bytes"
 	"context"
-	"errors"
 	"net"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -41,7 +41,7 @@ func TestEnginesWithAKeyDealWithThoseWhoHaveItOnly(t *testing.T) {
 		"the same key":     {owner, testKey, nil, ""},
 		"another key":      {owner, otherKey, ErrKey, "the owner has another one"},
 		"no key":           {owner, nil, ErrKey, "the owner has another one"},
-		"a key to no lock": {plain, testKey, lease.ErrHandshake, "without a shared key"},
+		"a key to no lock": {plain, testKey, lease.ErrHandshake, "or none"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			reader := newEngine(t, &start, "reader", keyed(c.key))
@@ -84,50 +84,129 @@ func TestReplyCarriesTheProofOfTheKey(t *testing.T) {
 	}
 }
 
-// A proof opens the gate once it is asked for, for a while, for one rank, and for nobody else's gate.
-func TestChallengesAreFreshAndOnesOwn(t *testing.T) {
-	g, other := newGate(testKey), newGate(testKey)
-	now := time.Hour
-	c, _, err := g.answer(appendChallengeAsk(nil, rankID{}), now)
-	require.NoError(t, err)
-	again, _, err := g.answer(appendChallengeAsk(nil, rankID{}), now)
-	require.NoError(t, err)
-	require.NotEqual(t, c, again)
-	ask := appendKeyedAsk(nil, rankID{tp: 3}, c, testKey)
-	for _, late := range []time.Duration{0, challengeLife} {
-		said, r, err := g.answer(ask, now+late)
-		require.NoError(t, err)
-		require.Nil(t, said)
-		require.Equal(t, rankID{tp: 3}, r)
+// A request proves the key for one rank, and no two are alike.
+func TestRequestsProveTheKeyForOneRank(t *testing.T) {
+	r := rankID{tp: 3}
+	good := newName(testKey, r)
+	require.NoError(t, admit(testKey, good, r))
+	require.NotEqual(t, good, newName(testKey, r))
+	damaged := bytes.Clone(good)
+	damaged[len(sealedName)] ^= 1
+	for name, err := range map[string]error{
+		"another rank":    admit(testKey, good, rankID{tp: 4}),
+		"another key":     admit(testKey, newName(otherKey, r), r),
+		"a damaged nonce": admit(testKey, damaged, r),
+		"a shorter proof": admit(testKey, good[:len(good)-1], r),
+		"no proof":        admit(testKey, good[:len(sealedName)+nonceLen], r),
+		"no nonce":        admit(testKey, []byte(sealedName), r),
+		"more":            admit(testKey, append(bytes.Clone(good), 0), r),
+		"vLLM's request":  admit(testKey, []byte(askName), r),
+	} {
+		require.ErrorIs(t, err, ErrKey, name)
 	}
-	moved := bytes.Clone(ask)
-	moved[bytes.Index(ask, []byte(askName))+len(askName)+1] = 4 // tp
-	damaged := bytes.Clone(c)
-	damaged[0] ^= 1
-	for name, f := range map[string]func() error{
-		"too late":           func() error { _, _, err := g.answer(ask, now+challengeLife+1); return err },
-		"before it was made": func() error { _, _, err := g.answer(ask, now-1); return err },
-		"another gate's":     func() error { _, _, err := other.answer(ask, now); return err },
-		"another rank":       func() error { _, _, err := g.answer(moved, now); return err },
-		"another key":        func() error { _, _, err := g.answer(appendKeyedAsk(nil, rankID{tp: 3}, c, otherKey), now); return err },
-		"a damaged challenge": func() error {
-			_, _, err := g.answer(appendKeyedAsk(nil, rankID{tp: 3}, damaged, testKey), now)
-			return err
+}
+
+// middle is who answers requests in an owner's place, and may ask the owner.
+type middle func(request [][]byte, owner func([][]byte) [][]byte) [][]byte
+
+// between listens in the place of an owner.
+func between(t *testing.T, owner *SideChannel, pass middle) (port int) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- (&zmtp.Server{Handler: func(ctx context.Context, request [][]byte) ([][]byte, error) {
+			return pass(request, func(request [][]byte) [][]byte {
+				c, err := zmtp.Dial(ctx, net.JoinHostPort("127.0.0.1", strconv.Itoa(owner.Port())), 0)
+				if err != nil {
+					return nil
+				}
+				defer c.Close()
+				answer, _ := c.Request(ctx, request)
+				return answer
+			}), nil
+		}}).Serve(ctx, l)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-served)
+	})
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// cases.md 20: who is asked in an owner's place, passes on what is said and plays it back, gets no metadata, and no reader takes from
+// him what the owner did not answer to this request.
+func TestNobodyBetweenEnginesWithAKeyLearnsOrChangesAnything(t *testing.T) {
+	owner, err := ListenSideChannel("", 0, nil)
+	require.NoError(t, err)
+	defer owner.Close()
+	owner.RequireKey(testKey)
+	for tp := range 2 {
+		owner.ServeReply(tp, appendReply(nil, "h", sample(), rankID{tp: tp}, testKey))
+	}
+	var mu sync.Mutex
+	var heard [][][]byte
+	var again middle
+	port := between(t, owner, func(request [][]byte, owner func([][]byte) [][]byte) [][]byte {
+		mu.Lock()
+		defer mu.Unlock()
+		answer := again(request, owner)
+		heard = append(heard, request, answer)
+		return answer
+	})
+	get := func(answer middle) (*Reply, error) {
+		mu.Lock()
+		again = answer
+		mu.Unlock()
+		ctx, cancel := contextFor(t, 10*time.Second)
+		defer cancel()
+		replies, err := ask(ctx, "127.0.0.1", port, []rankID{{}}, expected{hash: "h", key: testKey})
+		if err != nil {
+			return nil, err
+		}
+		return replies[0], nil
+	}
+	r, err := get(func(request [][]byte, owner func([][]byte) [][]byte) [][]byte { return owner(request) })
+	require.NoError(t, err, "the owner is asked through it")
+	require.Equal(t, sample(), r.Metadata)
+	mu.Lock()
+	require.Len(t, heard, 2)
+	request, old := heard[0], heard[1]
+	mu.Unlock()
+	for _, f := range append(request, old...) {
+		require.NotContains(t, string(f), string(sample().Agent))
+	}
+	for name, c := range map[string]middle{
+		"an old answer":                func([][]byte, func([][]byte) [][]byte) [][]byte { return old },
+		"the answer to an old request": func(_ [][]byte, owner func([][]byte) [][]byte) [][]byte { return owner(request) },
+		"the answer to one of his own": func(_ [][]byte, owner func([][]byte) [][]byte) [][]byte {
+			return owner([][]byte{appendAsk(nil, newName(otherKey, rankID{}), rankID{})})
 		},
-		"an empty challenge":   func() error { _, _, err := g.answer(appendKeyedAsk(nil, rankID{tp: 3}, nil, testKey), now); return err },
-		"vLLM's request":       func() error { _, _, err := g.answer(appendAsk(nil, rankID{tp: 3}), now); return err },
-		"a request of the old": func() error { _, _, err := g.answer(appendInt(appendAsk(nil, rankID{}), 0), now); return err },
+		"a clock of his own": func(request [][]byte, owner func([][]byte) [][]byte) [][]byte {
+			return [][]byte{owner(request)[0], msgp.AppendFloat64(nil, 1e6)}
+		},
+		"an older clock": func(request [][]byte, owner func([][]byte) [][]byte) [][]byte {
+			return [][]byte{owner(request)[0], old[1]}
+		},
+		"frames in another order": func(request [][]byte, owner func([][]byte) [][]byte) [][]byte {
+			a := owner(request)
+			return [][]byte{a[1], a[0]}
+		},
+		"of another rank": func(request [][]byte, owner func([][]byte) [][]byte) [][]byte {
+			other := bytes.Clone(request[0])
+			other[len(other)-1] = 1
+			return owner([][]byte{other})
+		},
+		"what has leaked in a directory": func([][]byte, func([][]byte) [][]byte) [][]byte {
+			return [][]byte{appendReply(nil, "h", sample(), rankID{}, testKey), msgp.AppendFloat64(nil, 1)}
+		},
+		"empty frames": func([][]byte, func([][]byte) [][]byte) [][]byte { return [][]byte{{}, {}} },
 	} {
-		require.ErrorIs(t, f(), ErrKey, name)
+		_, err := get(c)
+		require.ErrorIs(t, err, ErrKey, name)
 	}
-	for name, b := range map[string][]byte{
-		"empty": {}, "no array": {0xc0}, "cut": ask[:len(ask)-1], "more": append(bytes.Clone(ask), 0), "long": make([]byte, 1<<16),
-		"another name": msgp.AppendBytes(msgp.AppendArrayHeader(nil, 1), []byte("get_meta")),
-	} {
-		_, _, err := g.answer(b, now)
-		require.Error(t, err, name)
-		require.True(t, errors.Is(err, ErrWire) || errors.Is(err, ErrKey), "%s: %v", name, err)
-	}
+	require.EqualValues(t, 2, owner.Stats().Bad, "his own request, and one for another rank")
 }
 
 // An owner without a key says so at once.
@@ -136,7 +215,7 @@ func TestReaderWithAKeyIsToldOfAnOwnerWithout(t *testing.T) {
 	plain := newEngine(t, &start, "plain")
 	_, err := ask(t.Context(), "127.0.0.1", plain.side.Port(), []rankID{{}}, expected{key: testKey})
 	require.ErrorIs(t, err, ErrKey)
-	require.ErrorContains(t, err, "without a shared key")
+	require.ErrorContains(t, err, "or none")
 	require.Equal(t, SideChannelStats{Bad: 1}, plain.side.Stats())
 }
 
@@ -175,17 +254,17 @@ func TestReaderWithAKeyDoesVLLMsListenerNoHarm(t *testing.T) {
 }
 
 func FuzzGate(f *testing.F) {
-	g := newGate(testKey)
-	c := g.challenge(time.Second)
-	f.Add(appendChallengeAsk(nil, rankID{}))
-	f.Add(appendKeyedAsk(nil, rankID{1, 2}, c, testKey))
-	f.Add(appendKeyedAsk(nil, rankID{1, 2}, c, otherKey))
-	f.Add(appendAsk(nil, rankID{1, 2}))
+	r := rankID{1, 2}
+	name := newName(testKey, r)
+	f.Add(appendAsk(nil, name, r))
+	f.Add(appendAsk(nil, newName(otherKey, r), r))
+	f.Add(appendAsk(nil, []byte(askName), r))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		challenge, r, err := g.answer(b, time.Second)
-		if err == nil && challenge == nil && !bytes.Equal(b, appendKeyedAsk(nil, r, c, testKey)) {
+		said, of, err := parseAsk(b)
+		if err == nil && admit(testKey, said, of) == nil {
 			// Another encoding of the same request is fine, another request is not.
-			require.Contains(t, string(b), string(proof(testKey, "reader", c, r.bytes())))
+			require.Equal(t, name, said)
+			require.Equal(t, r, of)
 		}
 	})
 }

@@ -223,10 +223,10 @@ func pair(own, remote *Metadata, local, offered [][]int, at extents) (l, r [][]i
 			return nil, nil, fmt.Errorf("group %d: %d local blocks of %d tokens for the %d blocks of %d tokens that the owner offers",
 				i, len(local[i]), lt, len(offered[i]), rt)
 		}
-		if l[i], err = pieces("local", own, i, local[i], 0, n, g); err != nil {
+		if l[i], err = pieces("local", own, own, i, local[i], 0, n, g); err != nil {
 			return nil, nil, err
 		}
-		if r[i], err = pieces("remote", remote, i, offered[i], max(0, from-first), n, g); err != nil {
+		if r[i], err = pieces("remote", own, remote, i, offered[i], max(0, from-first), n, g); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -238,7 +238,7 @@ func rest(own, remote *Metadata, local, read [][]int) ([][]int, error) {
 	g := gcd(own.BlockSize, remote.BlockSize)
 	out := make([][]int, len(local))
 	for i, ids := range local {
-		all, err := pieces("local", own, i, ids, 0, len(ids)*own.logical(), g)
+		all, err := pieces("local", own, own, i, ids, 0, len(ids)*own.logical(), g)
 		if err != nil {
 			return nil, err
 		}
@@ -248,11 +248,11 @@ func rest(own, remote *Metadata, local, read [][]int) ([][]int, error) {
 }
 
 // pieces lists the pieces of g tokens that hold n tokens from token start of a list of block ids, and checks that every
-// region of the group has all of the blocks.
-func pieces(side string, m *Metadata, group int, ids []int, start, n, g int) ([]int, error) {
+// region of the group has all of the blocks. The groups are own's, for an owner may not state them.
+func pieces(side string, own, m *Metadata, group int, ids []int, start, n, g int) ([]int, error) {
 	blocks := math.MaxInt
 	for r := range m.BaseAddrs {
-		if m.inGroup(r, group) {
+		if own.inGroup(r, group) {
 			blocks = min(blocks, m.regionBlocks(r)/m.PhysicalPerLogical)
 		}
 	}

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 
@@ -604,6 +605,18 @@ func TestGroupsAreReadFromTheirOwnRegions(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, [][]int{{2}, {}}, l)
 		require.Equal(t, [][]int{{11}, {}}, r)
+	})
+	t.Run("an owner that states no groups", func(t *testing.T) {
+		s := groups(1, 0, 1)
+		silent := *s.m
+		silent.RegionGroups = nil
+		_, r, err := pair(s.m, &silent, [][]int{{0}, {0}}, [][]int{{39}, {39}}, extents{})
+		require.NoError(t, err)
+		require.Equal(t, [][]int{{39}, {39}}, r)
+		for _, id := range []int{40, math.MaxInt64} {
+			_, _, err = pair(s.m, &silent, [][]int{{0}, {0}}, [][]int{{39}, {id}}, extents{})
+			require.ErrorContains(t, err, "is not in 0…39", "another region's, or none of the owner's")
+		}
 	})
 	t.Run("windows with larger blocks here", func(t *testing.T) {
 		here, there := groups(2, 0, 1), groups(1, 0, 1)

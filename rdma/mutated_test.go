@@ -16,11 +16,11 @@ func TestMillionMutatedMessages(t *testing.T) {
 	if testing.Short() {
 		messages = 50_000
 	}
-	g := newGate(testKey)
-	c := g.challenge(0)
 	clock := msgp.AppendFloat64(nil, 1)
 	replies := [][]byte{appendReply(nil, "h", sample(), rankID{}, nil), appendReply(nil, "h", sample(), rankID{}, testKey)}
-	requests := [][]byte{appendAsk(nil, rankID{0, 1}), appendChallengeAsk(nil, rankID{1, 2}), appendKeyedAsk(nil, rankID{0, 1}, c, testKey)}
+	name := newName(testKey, rankID{1, 2})
+	requests := [][]byte{appendAsk(nil, []byte(askName), rankID{0, 1}), appendAsk(nil, name, rankID{1, 2})}
+	answers := seal(testKey, name, rankID{1, 2}, replies)
 	rng := rand.New(rand.NewPCG(1, 2))
 	var buf []byte
 	mutate := func(of [][]byte) []byte {
@@ -53,9 +53,9 @@ func TestMillionMutatedMessages(t *testing.T) {
 		case 0, 1:
 			_, err = parseReply([][]byte{mutate(replies), clock}, rankID{}, expected{})
 		case 2:
-			_, err = parseAsk(mutate(requests))
+			_, _, err = parseAsk(mutate(requests))
 		default:
-			_, _, err = g.answer(mutate(requests), 0)
+			_, err = open(testKey, name, rankID{1, 2}, [][]byte{mutate(answers)})
 		}
 		if err == nil {
 			taken++

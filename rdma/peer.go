@@ -51,7 +51,7 @@ const (
 	idle peerState = iota
 	connecting
 	connected
-	broken // a transfer or notification failed; forgotten when active is 0
+	broken // a transfer, a notification or the handshake failed; what is loaded is forgotten when active is 0
 )
 
 // remoteRank is one rank of a connected peer.
@@ -304,15 +304,17 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 			w.moved = now
 			p.endHandshake(h.took, h.err)
 			if h.err != nil {
-				w.drop(h.ranks)
-				p.state = idle
-				w.unwell = true
+				p.state, w.unwell = idle, true
+				if len(h.ranks) > 0 { // loaded, and let go of by heal: another handshake may count on the same agents
+					p.state, p.ranks = broken, h.ranks
+				}
 				w.connectFailed(p, now, h.err)
 				w.failWaiting(p, now, res)
 				continue
 			}
 			w.stats.HandshakeTime.Observe(h.took.Seconds(), postSeconds[1:])
 			p.state, p.ranks, p.clock, p.proved, p.err = connected, h.ranks, h.clock, false, nil
+			w.displace(p)
 			if p.listed = h.listed; p.listed != nil {
 				w.watch(p)
 			}
@@ -395,10 +397,24 @@ func (w *Worker) broke(p *peer, err error) {
 		}
 		w.quiet.Warn("lost a peer", p.info.Engine, "error", err)
 		// NIXL connects an agent anew only after it was forgotten, which it is when no connection uses it.
-		if o := w.other(p); o != nil && slices.ContainsFunc(p.ranks, func(r remoteRank) bool { return o.uses(r.agent) }) {
+		if o := w.other(p); o != nil && p.joins(o) {
 			w.broke(o, err)
 		}
 	}
+}
+
+// displace breaks the connections of other engines to agents of the names that p's have: what was loaded for p is in their place.
+func (w *Worker) displace(p *peer) {
+	for o := range w.everyone {
+		if o.info.Engine != p.info.Engine && p.joins(o) {
+			w.broke(o, fmt.Errorf("engine %q answers with a NIXL agent of the same name", p.info.Engine))
+		}
+	}
+}
+
+// joins reports whether an agent of p is one of o, too.
+func (p *peer) joins(o *peer) bool {
+	return slices.ContainsFunc(p.ranks, func(r remoteRank) bool { return o.uses(r.agent) })
 }
 
 // uses reports whether p is connected by way of an agent.
@@ -471,7 +487,8 @@ func (w *Worker) severable(p *peer) bool {
 	return p.active == 0 && (o == nil || o.state != connecting && (o.state != broken || o.active == 0))
 }
 
-// disconnect ends the connection of a severable peer.
+// disconnect ends the connection of a severable peer and lets go of what was loaded for it, but for agents that another connection
+// uses.
 func (w *Worker) disconnect(p *peer) {
 	ranks := p.ranks
 	p.ranks, p.listed = nil, nil
@@ -479,16 +496,11 @@ func (w *Worker) disconnect(p *peer) {
 		p.unwatch()
 		p.unwatch = nil
 	}
-	w.drop(ranks)
-}
-
-// drop lets go of what a handshake has loaded, but for agents that another connection uses.
-func (w *Worker) drop(ranks []remoteRank) {
 	for _, r := range ranks {
 		r.close()
 		used := false
-		for p := range w.everyone {
-			used = used || p.uses(r.agent)
+		for o := range w.everyone {
+			used = used || o.uses(r.agent)
 		}
 		if used {
 			continue

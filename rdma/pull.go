@@ -204,7 +204,7 @@ func (w *Worker) post(x *pull, now time.Time, res *lease.Result) {
 		}
 		t, err := w.fabric.NewRead(r.localList, r.li, r.remoteList, r.ri, false)
 		if err != nil {
-			w.stats.countFailed(false, err)
+			w.unmade(p, false, err)
 			w.blocksRead(x, r.rank, err)
 			continue
 		}
@@ -248,9 +248,18 @@ func (w *Worker) blocksRead(x *pull, rank int, err error) {
 	}
 }
 
+// unmade takes note of a READ from p that could not be made. A peer that the fabric does not know any more has to be connected to
+// anew; what is wrong with one request says nothing about others.
+func (w *Worker) unmade(p *peer, check bool, err error) {
+	w.stats.countFailed(check, err)
+	if lost(err) {
+		w.broke(p, err)
+	}
+}
+
 // readError gives a failed READ its cause: the peer's or the transport's for what NIXL reports on a good request.
 func readError(err error) error {
-	if errors.Is(err, nixl.ErrPeer) || errors.Is(err, nixl.ErrStale) {
+	if lost(err) {
 		return fmt.Errorf("%w: %w", lease.ErrPeerLost, err)
 	}
 	return fmt.Errorf("%w: %w", lease.ErrTransfer, err)
@@ -450,7 +459,7 @@ func (w *Worker) check(b lease.CheckBatch) error {
 	}
 	t := &transfer{peer: p, rank: r.rank, check: b, cells: cells}
 	if err = t.prepare(w.fabric, r.agent, local, remote); err != nil {
-		w.stats.countFailed(true, err)
+		w.unmade(p, true, err)
 		w.cells.take(cells)
 		return err
 	}

@@ -133,8 +133,11 @@ func HandshakeCauseOf(err error) HandshakeCause {
 	return HandshakeOther
 }
 
-// lost reports whether a READ or a notification failed with its peer, or with the transport to it.
-func lost(err error) bool { return errors.Is(err, nixl.ErrPeer) || errors.Is(err, nixl.ErrStale) }
+// lost reports whether a READ or a notification failed with its peer, or with the transport to it, or since the fabric has dropped
+// the peer.
+func lost(err error) bool {
+	return errors.Is(err, nixl.ErrPeer) || errors.Is(err, nixl.ErrStale) || errors.Is(err, nixl.ErrNotFound)
+}
 
 // countFailed counts a READ, of slots or of blocks, that failed or could not be made.
 func (s *WorkerStats) countFailed(check bool, err error) {

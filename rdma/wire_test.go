@@ -39,9 +39,9 @@ func TestHandshakeBytesAreVLLMs(t *testing.T) {
 	require.NotEmpty(t, g.Handshakes)
 	for _, h := range g.Handshakes {
 		t.Run(h.Name, func(t *testing.T) {
-			id, err := parseAsk(unhex(t, h.Request))
+			name, id, err := parseAsk(unhex(t, h.Request))
 			require.NoError(t, err)
-			require.Equal(t, unhex(t, h.Request), appendAsk(nil, id))
+			require.Equal(t, unhex(t, h.Request), appendAsk(nil, name, id))
 
 			payload := unhex(t, h.Payload)
 			r, err := parseReply([][]byte{payload, unhex(t, h.Clock)}, rankID{}, expected{})
@@ -70,14 +70,14 @@ func TestRequestOfFourElementsIsTaken(t *testing.T) {
 		}
 		return b
 	}
-	id, err := parseAsk(ask(1, 0, 2))
+	_, id, err := parseAsk(ask(1, 0, 2))
 	require.NoError(t, err)
 	require.Equal(t, rankID{pp: 1, tp: 2}, id)
 	for name, b := range map[string][]byte{
 		"two elements": ask(0), "five elements": ask(0, 0, 0, 0), "negative": ask(0, -1), "pcp rank": ask(0, 1, 0), "empty": {}, "no array": {0xc0},
 		"wrong name": append(msgp.AppendString(msgp.AppendArrayHeader(nil, 3), "get_meta"), 0, 0), "trailing": append(ask(0, 0), 0),
 	} {
-		_, err := parseAsk(b)
+		_, _, err := parseAsk(b)
 		require.ErrorIs(t, err, ErrWire, name)
 	}
 }
@@ -206,9 +206,9 @@ func FuzzReply(f *testing.F) {
 }
 
 func FuzzAsk(f *testing.F) {
-	f.Add(appendAsk(nil, rankID{1, 2}))
+	f.Add(appendAsk(nil, []byte(askName), rankID{1, 2}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if id, err := parseAsk(b); err == nil {
+		if _, id, err := parseAsk(b); err == nil {
 			require.GreaterOrEqual(t, id.pp, 0)
 			require.GreaterOrEqual(t, id.tp, 0)
 		}

@@ -96,7 +96,8 @@ func (w *Worker) open() (err error) {
 		cells = int64s(slots)
 	}
 	w.table, err = lease.NewTable(lease.TableConfig{
-		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells), Trace: w.cfg.Trace.Lease})
+		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells),
+		MaxNotification: w.cfg.Lease.MaxNotification, Trace: w.cfg.Trace.Lease})
 	if err != nil {
 		return err
 	}

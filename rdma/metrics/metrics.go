@@ -154,7 +154,12 @@ func histogram[S any](name, help string, bounds []float64, value func(*S) *lease
 }
 
 func constHistogram(desc *prometheus.Desc, h *lease.Histogram, bounds []float64, labels ...string) prometheus.Metric {
-	return prometheus.MustNewConstHistogram(desc, uint64(h.Count), h.Sum, h.Cumulative(bounds), labels...)
+	upTo, n := make(map[float64]uint64, len(bounds)), int64(0)
+	for i, b := range bounds {
+		n += h.Buckets[i]
+		upTo[b] = uint64(n)
+	}
+	return prometheus.MustNewConstHistogram(desc, uint64(h.Count), h.Sum, upTo, labels...)
 }
 
 func describeOne(name, help string, labels ...string) *prometheus.Desc {

@@ -2,6 +2,7 @@ package rdmatest_test
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/nixlgo/nixlgo"
 	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/rdma"
 	"github.com/nixlgo/nixlgo/rdma/rdmatest"
 )
 
@@ -60,4 +62,14 @@ func TestNodeListsItsLeases(t *testing.T) {
 	require.NoError(t, last.Revoke())
 	<-last.Done()
 	require.Len(t, owner.Leases(), n)
+}
+
+// Ids are as long as the configured notifications carry, on the ranks as in the scheduler.
+func TestIDsAsLongAsTheConfiguredNotificationsAreServed(t *testing.T) {
+	d := newDuo(t, func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.MaxNotification = 1 << 16 })
+	id := strings.Repeat("x", 1<<16-100)
+	d.reader.pull(id, d.owner.publish(id, 7, 3), 5)
+	until(t, "the read", func() bool { return d.reader.ran[id] }, d.reader)
+	d.owner.step()
+	require.Equal(t, lease.ReasonRead, d.owner.freed[id])
 }

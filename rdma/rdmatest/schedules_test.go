@@ -1021,3 +1021,24 @@ func TestAnyCallOfTheFabricMayFail(t *testing.T) {
 		}
 	}
 }
+
+// An owner with lease slots that does not offer heartbeats by slot, which are an addition of ours, is renewed by the ids of the
+// specification.
+func TestOwnerThatOffersNoSlotHeartbeatsIsRenewedByID(t *testing.T) {
+	start := time.Unix(1_000_000, 0)
+	network := rdmatest.NewNetwork()
+	owner, reader := newEngine(t, network, &start, "owner"), newEngine(t, network, &start, "reader")
+	reply := owner.ranks[0].w.Reply()
+	without := bytes.Replace(reply, []byte("lease_slot_heartbeats\xc3"), []byte("lease_slot_heartbeats\xc2"), 1) // true, false
+	require.NotEqual(t, reply, without)
+	owner.side.ServeReply(0, without)
+	p := owner.publish("req", 7, 3)
+	require.NotNil(t, p.Lease)
+	network.HoldNotifications(true)
+	reader.arrive("local", p)
+	until(t, "the heartbeat", func() bool { return len(network.Messages()) > 0 }, reader)
+	require.Equal(t, "HB:req", string(network.Messages()[0].Payload()))
+	network.HoldNotifications(false)
+	owner.step()
+	require.Positive(t, owner.ranks[0].w.Stats().Leases.Renewals)
+}
