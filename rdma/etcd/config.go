@@ -79,6 +79,7 @@ func (c Config) withDefaults() (Config, error) {
 	if k.Logger == nil {
 		k.Logger = zap.NewNop()
 	}
+	k.DialTimeout = cmp.Or(k.DialTimeout, 5*time.Second)
 	k.MaxCallRecvMsgSize = cmp.Or(k.MaxCallRecvMsgSize, 16<<20)
 	// A connection that was cut in silence is noticed, and one that comes back is used soon: gRPC backs off for minutes.
 	k.DialKeepAliveTime = cmp.Or(k.DialKeepAliveTime, 10*time.Second)

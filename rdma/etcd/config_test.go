@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/rdma"
@@ -48,6 +51,48 @@ func TestUnusableConfigIsNamed(t *testing.T) {
 		require.ErrorIs(t, err, rdma.ErrConfig, want)
 		require.ErrorContains(t, err, want)
 	}
+}
+
+func TestWhatIsTriedAgain(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want bool
+	}{
+		{nil, false},
+		{rpctypes.ErrNoLeader, true},
+		{rpctypes.ErrTimeout, true},
+		{fmt.Errorf("grant: %w", rpctypes.ErrLeaderChanged), true},
+		{rpctypes.ErrCompacted, true},
+		{status.Error(codes.Unavailable, "connection refused"), true},
+		{status.Error(codes.DeadlineExceeded, "late"), true},
+		{context.DeadlineExceeded, true},
+		{context.Canceled, false},
+		{rpctypes.ErrPermissionDenied, false},
+		{rpctypes.ErrNoSpace, false},
+		{rpctypes.ErrLeaseNotFound, false},
+		{status.Error(codes.ResourceExhausted, "received message larger than max"), false},
+		{rdma.ErrNotListed, false},
+		{ErrClosed, false},
+	} {
+		require.Equal(t, c.want, passing(c.err), "%v", c.err)
+	}
+}
+
+// A login that nobody answers ends, and is no fault of the config.
+func TestLoginWithoutAnAnswerEnds(t *testing.T) {
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	c := Config{}
+	c.Client.Endpoints = []string{silent.Addr().String()}
+	c.Client.Username, c.Client.Password = "node", "password"
+	full, err := c.withDefaults()
+	require.NoError(t, err)
+	require.NotZero(t, full.Client.DialTimeout)
+	c.Client.DialTimeout = 50 * time.Millisecond
+	_, err = Open(c)
+	require.ErrorContains(t, err, silent.Addr().String())
+	require.NotErrorIs(t, err, rdma.ErrConfig)
 }
 
 // Where no etcd answers, calls end with their context, and Close does not wait for it.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -27,8 +28,11 @@ type Directory struct {
 	closing  sync.Once
 	closeErr error
 
-	mu      sync.Mutex
-	entries map[string]string // what this process has published
+	mu       sync.Mutex
+	entries  map[string]string // what this process has published
+	watches  int               // calls of Changed
+	revision int64             // etcd's, as of the last look
+	looked   chan struct{}     // closed, and another made, by the next look
 
 	// Of keep alone.
 	lease clientv3.LeaseID // 0: none yet
@@ -49,18 +53,23 @@ type request struct {
 	done chan<- error
 }
 
-// Open makes a Directory. It does not wait for etcd: the first call does.
+// Open makes a Directory. It does not wait for etcd: the first call does. But with Client.Username it logs in, which etcd must
+// answer within Client.DialTimeout.
 func Open(cfg Config) (*Directory, error) {
 	cfg, err := cfg.withDefaults()
 	if err != nil {
 		return nil, err
 	}
 	client, err := clientv3.New(cfg.Client)
-	if err != nil {
+	switch {
+	case err == nil:
+	case passing(err):
+		return nil, fmt.Errorf("etcd: log in at %v: %w", cfg.Client.Endpoints, err)
+	default:
 		return nil, fmt.Errorf("etcd: %w: %w", rdma.ErrConfig, err)
 	}
 	d := &Directory{cfg: cfg, client: client, requests: make(chan request), kept: make(chan struct{}),
-		entries: map[string]string{}, taken: map[string]bool{}}
+		entries: map[string]string{}, taken: map[string]bool{}, looked: make(chan struct{})}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	go d.keep()
 	return d, nil
@@ -161,35 +170,52 @@ func (d *Directory) Lookup(ctx context.Context, engine string, ranks []int) (rep
 	if d.ctx.Err() != nil {
 		return nil, 0, ErrClosed
 	}
-	for _, rank := range ranks {
-		key, err := d.key(engine, rank)
-		if err != nil {
-			return nil, 0, d.failed(ctx, "look up", engine, err)
-		}
-		var at []clientv3.OpOption
-		if revision > 0 {
-			at = append(at, clientv3.WithRev(revision))
-		}
-		r, err := d.client.Get(ctx, key, at...)
-		if err != nil {
-			return nil, 0, d.failed(ctx, "look up", engine, err)
-		}
-		if revision == 0 {
-			revision = r.Header.Revision
-		}
-		if len(r.Kvs) == 0 {
-			return nil, revision, d.failed(ctx, "look up", engine, fmt.Errorf("rank %d is %w", rank, rdma.ErrNotListed))
-		}
-		value := r.Kvs[0].Value
-		if len(value) > rdma.MaxReply {
-			return nil, 0, d.failed(ctx, "look up", engine, fmt.Errorf("%w: rank %d: %d bytes, more than %d", rdma.ErrWire, rank, len(value), rdma.MaxReply))
-		}
-		replies = append(replies, value)
+	err = retry(ctx, func() error {
+		replies, revision, err = d.lookup(ctx, engine, ranks)
+		return err
+	})
+	if err != nil {
+		return nil, revision, d.failed(ctx, "look up", engine, err)
 	}
 	return replies, revision, nil
 }
 
-// Changed implements rdma.Directory.
+// ranksAtOnce is how many ranks are asked for in one request: those of an engine, mostly. The largest answer is below
+// Config.Client.MaxCallRecvMsgSize.
+const ranksAtOnce = 8
+
+func (d *Directory) lookup(ctx context.Context, engine string, ranks []int) (replies [][]byte, revision int64, err error) {
+	for some := range slices.Chunk(ranks, ranksAtOnce) {
+		gets := make([]clientv3.Op, len(some))
+		for i, rank := range some {
+			key, err := d.key(engine, rank)
+			if err != nil {
+				return nil, 0, err
+			}
+			gets[i] = clientv3.OpGet(key, clientv3.WithRev(revision)) // 0 is now
+		}
+		r, err := d.client.Txn(ctx).Then(gets...).Commit()
+		if err != nil {
+			return nil, 0, err
+		}
+		if revision == 0 {
+			revision = r.Header.Revision
+		}
+		for i, answer := range r.Responses {
+			kvs := answer.GetResponseRange().GetKvs()
+			if len(kvs) == 0 {
+				return nil, revision, fmt.Errorf("rank %d is %w", some[i], rdma.ErrNotListed)
+			}
+			if n := len(kvs[0].Value); n > rdma.MaxReply {
+				return nil, 0, fmt.Errorf("%w: rank %d: %d bytes, more than %d", rdma.ErrWire, some[i], n, rdma.MaxReply)
+			}
+			replies = append(replies, kvs[0].Value)
+		}
+	}
+	return replies, revision, nil
+}
+
+// Changed implements rdma.Directory. All calls of a Directory share one stream.
 func (d *Directory) Changed(ctx context.Context, engine string, revision int64) error {
 	if d.ctx.Err() != nil {
 		return ErrClosed
@@ -197,15 +223,37 @@ func (d *Directory) Changed(ctx context.Context, engine string, revision int64) 
 	if _, err := d.key(engine, 0); err != nil {
 		return d.failed(ctx, "watch", engine, err)
 	}
+	d.mu.Lock()
+	d.watches++
+	looked := d.looked
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		d.watches--
+		d.mu.Unlock()
+	}()
 	watch, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	for r := range d.client.Watch(watch, d.prefix(engine), clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFragment()) {
-		switch err := r.Err(); {
-		case errors.Is(err, rpctypes.ErrCompacted), err == nil && len(r.Events) > 0:
-			return nil
-		case err != nil:
-			return d.failed(ctx, "watch", engine, err)
+	events := d.client.Watch(watch, d.prefix(engine), clientv3.WithPrefix(), clientv3.WithRev(revision+1), clientv3.WithFragment())
+	for {
+		select {
+		case r, more := <-events:
+			switch err := r.Err(); {
+			case !more:
+				return d.failed(ctx, "watch", engine, errors.New("the watch ended"))
+			case errors.Is(err, rpctypes.ErrCompacted), err == nil && len(r.Events) > 0:
+				return nil
+			case err != nil:
+				return d.failed(ctx, "watch", engine, err)
+			}
+		case <-looked:
+			d.mu.Lock()
+			now := d.revision
+			looked = d.looked
+			d.mu.Unlock()
+			if now < revision {
+				return nil // etcd has lost its data
+			}
 		}
 	}
-	return d.failed(ctx, "watch", engine, errors.New("the watch ended"))
 }

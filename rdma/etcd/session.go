@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -13,20 +14,47 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// do lets keep do something, and waits for it.
+// do lets keep do something, and waits for it, until ctx ends. Each try is so short that keep has time for the session.
 func (d *Directory) do(ctx context.Context, f func(context.Context) error) error {
-	if err := context.Cause(ctx); err != nil {
-		return err
+	return retry(ctx, func() error {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		done := make(chan error, 1)
+		select {
+		case d.requests <- request{ctx, f, done}:
+			return <-done
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-d.ctx.Done():
+			return ErrClosed
+		}
+	})
+}
+
+// retry calls f until it succeeds or fails for good. Etcd's client tries no transaction and no write twice, so one that meets
+// a restart fails at once.
+func retry(ctx context.Context, f func() error) error {
+	for {
+		err := f()
+		if err == nil || ctx.Err() != nil || !passing(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(50*time.Millisecond + rand.N(50*time.Millisecond)): // not all processes at once
+		}
 	}
-	done := make(chan error, 1)
-	select {
-	case d.requests <- request{ctx, f, done}:
-		return <-done // f ends with ctx
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-d.ctx.Done():
-		return ErrClosed
+}
+
+// passing says of an error of etcd or its client that the same call may succeed later.
+func passing(err error) bool {
+	code := status.Code(err)
+	if said, ok := errors.AsType[rpctypes.EtcdError](err); ok {
+		code = said.Code()
 	}
+	return code == codes.Unavailable || code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, rpctypes.ErrCompacted) // a revision that was read at, by others
 }
 
 // keep keeps what is published, until Close.
@@ -39,7 +67,7 @@ func (d *Directory) keep() {
 		case <-d.ctx.Done():
 			return
 		case r := <-d.requests:
-			ctx, cancel := context.WithCancel(r.ctx)
+			ctx, cancel := context.WithTimeout(r.ctx, d.cfg.TTL/3)
 			stop := context.AfterFunc(d.ctx, cancel)
 			r.done <- r.do(ctx)
 			stop()
@@ -52,11 +80,12 @@ func (d *Directory) keep() {
 			d.alive = nil // the lease is gone, or etcd was for longer than it lasts
 		case <-look.C:
 		}
-		if d.lease == 0 {
-			continue // nothing was published yet
-		}
 		ctx, cancel := context.WithTimeout(d.ctx, d.cfg.TTL/3)
-		err := d.mend(ctx)
+		var err error
+		if d.lease != 0 { // something was published
+			err = d.mend(ctx)
+		}
+		d.lookAtRevision(ctx)
 		cancel()
 		if d.ctx.Err() != nil {
 			return
@@ -70,6 +99,29 @@ func (d *Directory) keep() {
 			}
 		}
 	}
+}
+
+// lookAtRevision asks for etcd's revision, in one request for all calls of Changed. An etcd that lost its data counts anew, and
+// tells nothing to those who watch for later revisions than that.
+func (d *Directory) lookAtRevision(ctx context.Context) {
+	d.mu.Lock()
+	watched := d.watches > 0
+	d.mu.Unlock()
+	if !watched {
+		return
+	}
+	r, err := d.client.Get(ctx, d.cfg.Namespace+"/nixlgo/", clientv3.WithCountOnly())
+	if err != nil {
+		return // the next look does
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if r.Header.Revision < d.revision {
+		d.cfg.Logger.Warn("etcd: it has lost its data; engines are looked up again", "revision", d.revision, "now", r.Header.Revision)
+	}
+	d.revision = r.Header.Revision
+	close(d.looked)
+	d.looked = make(chan struct{})
 }
 
 // mend brings the session and its keys back if something of it was lost.
@@ -128,22 +180,8 @@ func (d *Directory) stayAlive() (err error) {
 	return err
 }
 
-// put puts a key, whoever has put it before. Etcd's client tries no write twice, so one that meets a restart fails at once;
-// this one may be tried until ctx ends.
+// put puts a key, whoever has put it before.
 func (d *Directory) put(ctx context.Context, key, value string) error {
-	for {
-		err := d.putOnce(ctx, key, value)
-		if err == nil || ctx.Err() != nil || status.Code(err) != codes.Unavailable {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
-}
-
-func (d *Directory) putOnce(ctx context.Context, key, value string) error {
 	if d.lease == 0 {
 		if err := d.begin(ctx); err != nil {
 			return err
