@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nixlgo/nixlgo/nixl"
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // benchConfig is the command line of bench.
@@ -79,6 +81,9 @@ func newBench() *cobra.Command {
 				return listenForBench(cmd.Context(), c.listen, c.timeout,
 					func(at net.Addr) { fmt.Fprintf(errs, "waiting at %s for nixlgo bench --connect\n", at) }, func(err error) { fmt.Fprintln(errs, err) })
 			}
+			if err := useDevices(c.devices); err != nil {
+				return err
+			}
 			err := c.run(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr())
 			if err != nil && cmd.Context().Err() != nil { // the signal ended the target, and what failed then says only that
 				return context.Cause(cmd.Context())
@@ -93,7 +98,7 @@ func newBench() *cobra.Command {
 	f.DurationVar(&c.timeout, "timeout", time.Minute, "longest wait for the other side, each time")
 	c.workload.flags(f)
 	f.StringVar(&c.backend, "backend", "UCX", "NIXL plugin, of those that move memory")
-	f.StringVar(&c.devices, "device-list", "all", "network devices, by comma")
+	f.StringVar(&c.devices, "device-list", "all", "network devices, such as eth0 or mlx5_0, by comma")
 	f.StringVar(&c.opType, "op-type", "WRITE", "READ or WRITE")
 	f.StringVar(&c.initiatorSeg, "initiator-seg-type", "DRAM", "memory of the initiator: DRAM")
 	f.StringVar(&c.targetSeg, "target-seg-type", "DRAM", "memory of the target: DRAM")
@@ -124,6 +129,28 @@ func newBench() *cobra.Command {
 		f.Lookup(name).NoOptDefVal = "true"
 	}
 	return cmd
+}
+
+// ucxDevices is UCX_NET_DEVICES for a device list, which the machine has to have.
+func ucxDevices(list string) (string, error) {
+	if list == "all" {
+		return "", nil
+	}
+	devices, wrong := diagnose.ThisHost().NetDevices(list)
+	if wrong != "" {
+		return "", fmt.Errorf("--device-list %s: %s", list, wrong)
+	}
+	return devices, nil
+}
+
+// useDevices has this process use the devices of a list. It sets UCX's variable: the parameter that NIXL has for it puts a port
+// behind the last name, which only devices of RDMA have.
+func useDevices(list string) error {
+	devices, err := ucxDevices(list)
+	if err != nil || devices == "" {
+		return err
+	}
+	return os.Setenv("UCX_NET_DEVICES", devices)
 }
 
 // unservedFlags are nixlbench's that change what is measured, and mean nothing here. Others are unknown.
@@ -164,7 +191,15 @@ func (c *benchConfig) complete(f *pflag.FlagSet) error {
 	if c.timeout < 100*time.Millisecond {
 		return fmt.Errorf("--timeout %s is less than 100ms", c.timeout)
 	}
+	if c.connect != "" {
+		if err := checkConnect(c.connect); err != nil {
+			return fmt.Errorf("--connect: %w", err)
+		}
+	}
 	if c.listen != "" {
+		if err := checkListen(c.listen); err != nil {
+			return fmt.Errorf("--listen: %w", err)
+		}
 		var stray []string
 		f.Visit(func(g *pflag.Flag) {
 			if !slices.Contains([]string{"listen", "timeout", "library"}, g.Name) {
@@ -184,6 +219,11 @@ func (c *benchConfig) complete(f *pflag.FlagSet) error {
 		return fmt.Errorf("--backend %s: storage is not measured, use nixlbench for that", c.backend)
 	case c.devices == "":
 		return errors.New("--device-list is empty; leave it out for all devices")
+	case c.devices != "all" && c.backend != "UCX":
+		return fmt.Errorf("--device-list is of UCX alone: leave it out with --backend %s", c.backend)
+	}
+	if _, err := ucxDevices(c.devices); err != nil {
+		return err
 	}
 	for _, s := range []struct{ flag, value string }{{"initiator-seg-type", c.initiatorSeg}, {"target-seg-type", c.targetSeg}} {
 		if strings.ToUpper(s.value) != "DRAM" {
@@ -218,26 +258,19 @@ func (c *benchConfig) complete(f *pflag.FlagSet) error {
 
 func (c *benchConfig) validate() error {
 	const most = 1 << 40
-	for _, v := range []struct {
-		flag            string
-		value, min, max int
-	}{
-		{"start-block-size", c.startBlock, 1, most}, {"max-block-size", c.maxBlock, c.startBlock, most},
-		{"start-batch-size", c.startBatch, 1, 1 << 24}, {"max-batch-size", c.maxBatch, c.startBatch, 1 << 24},
-		{"num-iter", c.iterations, 1, 1 << 30}, {"warmup-iter", c.warmup, 0, 1 << 30}, {"lease-iter", c.leaseIterations, 0, 1 << 20},
-		{"large-blk-iter-ftr", c.largeFactor, 1, 1 << 20}, {"num-threads", c.threads, 1, 1024}, {"pipeline-depth", c.depth, 1, 1 << 16},
-		{"total-buffer-size", c.totalBuffer, 1, most},
-	} {
-		if v.value < v.min || v.value > v.max {
-			return fmt.Errorf("--%s %d is not in %d…%d", v.flag, v.value, v.min, v.max)
-		}
+	if err := checkBounds(bound{"start-block-size", c.startBlock, 1, most}, bound{"max-block-size", c.maxBlock, c.startBlock, most},
+		bound{"start-batch-size", c.startBatch, 1, 1 << 24}, bound{"max-batch-size", c.maxBatch, c.startBatch, 1 << 24},
+		bound{"num-iter", c.iterations, 1, 1 << 30}, bound{"warmup-iter", c.warmup, 0, 1 << 30}, bound{"lease-iter", c.leaseIterations, 0, 1 << 20},
+		bound{"large-blk-iter-ftr", c.largeFactor, 1, 1 << 20}, bound{"num-threads", c.threads, 1, 1024}, bound{"pipeline-depth", c.depth, 1, 1 << 16},
+		bound{"total-buffer-size", c.totalBuffer, 1, most}); err != nil {
+		return err
 	}
 	if c.maxBatch > most/c.maxBlock || c.maxBatch*c.maxBlock > c.totalBuffer/c.threads {
 		return fmt.Errorf("--num-threads %d × batches of %d × blocks of %d bytes need more than --total-buffer-size %d (%s)",
 			c.threads, c.maxBatch, c.maxBlock, c.totalBuffer, byteSize(int64(c.totalBuffer)))
 	}
 	if c.startBatch%c.depth != 0 {
-		return fmt.Errorf("--pipeline-depth %d does not divide batches of %d blocks (--start-batch-size)", c.depth, c.startBatch)
+		return fmt.Errorf("--pipeline-depth %d does not divide batches of %s (--start-batch-size)", c.depth, many(c.startBatch, "block"))
 	}
 	if c.lease < 100*time.Millisecond || c.lease > time.Hour {
 		return fmt.Errorf("--lease %s is not in 100ms…1h", c.lease)

@@ -31,13 +31,13 @@ type benchNode struct {
 }
 
 // openBenchNode starts a Node at host, whose memory holds one request of shape s.
-func openBenchNode(ctx context.Context, host, backend, devices string, s transferShape, leaseTime, wait time.Duration) (*benchNode, error) {
+func openBenchNode(ctx context.Context, host, backend string, s transferShape, leaseTime, wait time.Duration) (*benchNode, error) {
 	b := &benchNode{shape: s, ran: make(chan struct{})}
 	cfg := lease.DefaultConfig()
 	cfg.Duration = leaseTime
 	var err error
 	b.Node, err = nixlgo.New(nixlgo.Config{
-		Host: host, Layers: s.Layers, Blocks: s.Batch / s.Layers, BlockBytes: s.BlockBytes, Lease: cfg, Backend: backend, BackendParams: backendParams(devices),
+		Host: host, Layers: s.Layers, Blocks: s.Batch / s.Layers, BlockBytes: s.BlockBytes, Lease: cfg, Backend: backend,
 		HandshakeTimeout: wait, ReadTimeout: wait,
 		Trace: rdma.Trace{
 			Verify: func(lease.Pull) func(error) {

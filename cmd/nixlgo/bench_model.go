@@ -91,13 +91,10 @@ func (w *workload) shape() (transferShape, error) {
 	case !ok:
 		return fail("--model %q is not known; want one of %s, or use --model-file", w.model, modelNames())
 	}
-	for _, v := range []struct {
-		flag  string
-		value int
-	}{{"tp", w.tp}, {"pp", w.pp}, {"isl", w.isl}, {"num-requests", w.requests}, {"page-size", w.pageSize}} {
-		if v.value < 1 || v.value > 1<<24 {
-			return fail("--%s %d is not in 1…%d", v.flag, v.value, 1<<24)
-		}
+	const most = 1 << 24
+	if err := checkBounds(bound{"tp", w.tp, 1, most}, bound{"pp", w.pp, 1, most}, bound{"isl", w.isl, 1, most}, bound{"num-requests", w.requests, 1, most},
+		bound{"page-size", w.pageSize, 1, most}); err != nil {
+		return transferShape{}, err
 	}
 	element, ok := kvTypes[w.kvType]
 	if !ok {

@@ -26,9 +26,9 @@ type endpoint struct {
 	buffer *nixl.Buffer
 }
 
-func openEndpoint(backend, devices string, size int, fill byte) (*endpoint, error) {
+func openEndpoint(backend string, size int, fill byte) (*endpoint, error) {
 	e := &endpoint{}
-	err := e.open(backend, devices, size)
+	err := e.open(backend, size)
 	if err != nil {
 		return nil, errors.Join(err, e.close())
 	}
@@ -36,11 +36,11 @@ func openEndpoint(backend, devices string, size int, fill byte) (*endpoint, erro
 	return e, nil
 }
 
-func (e *endpoint) open(backend, devices string, size int) (err error) {
+func (e *endpoint) open(backend string, size int) (err error) {
 	if e.agent, err = nixl.NewAgent("", nixl.Config{}); err != nil {
 		return err
 	}
-	if _, err = e.agent.CreateBackend(backend, backendParams(devices)); err != nil {
+	if _, err = e.agent.CreateBackend(backend, nil); err != nil {
 		return err
 	}
 	if e.buffer, err = nixl.AllocBuffer(size); err != nil {
@@ -48,14 +48,6 @@ func (e *endpoint) open(backend, devices string, size int) (err error) {
 	}
 	_, err = e.agent.Register(e.buffer)
 	return err
-}
-
-// backendParams are UCX's for a device list of nixlbench.
-func backendParams(devices string) map[string]string {
-	if devices == "all" {
-		return nil
-	}
-	return map[string]string{"device_list": devices}
 }
 
 func (e *endpoint) fill(b byte) {

@@ -150,7 +150,7 @@ func (c *benchConfig) run(ctx context.Context, out, errs io.Writer) (err error) 
 	for _, s := range shapes {
 		row, err := m.measure(ctx, s, bar)
 		if err != nil {
-			return fmt.Errorf("batch of %d blocks of %d bytes: %w", s.Batch, s.BlockBytes, err)
+			return fmt.Errorf("batch of %s of %s: %w", many(s.Batch, "block"), many(s.BlockBytes, "byte"), err)
 		}
 		measured = append(measured, row)
 		rows.row(row.values()...)
@@ -271,7 +271,7 @@ func (c *benchConfig) open(l *link) (_ *measurement, err error) {
 		op = nixl.Read
 	}
 	m.raw = &rawBench{op: op, threads: c.threads, depth: c.depth, prepared: c.prepared, recreate: c.recreate, wait: c.timeout, remoteAddr: m.target.Addr}
-	if m.raw.local, err = openEndpoint(c.backend, c.devices, size, initiatorByte); err != nil {
+	if m.raw.local, err = openEndpoint(c.backend, size, initiatorByte); err != nil {
 		return nil, err
 	}
 	if m.raw.remote, err = m.raw.local.agent.LoadRemote(m.target.Metadata); err != nil {
@@ -308,7 +308,7 @@ func (m *measurement) measure(ctx context.Context, s transferShape, bar *progres
 		return r, err
 	}
 	bar.add(int64(transfers))
-	if _, err := m.link.call(benchCall{Op: opNotified, Count: m.notified}, fmt.Sprintf("count the notifications of %d transfers", m.notified)); err != nil {
+	if _, err := m.link.call(benchCall{Op: opNotified, Count: m.notified}, "count the notifications of "+many(m.notified, "transfer")); err != nil {
 		return r, err
 	}
 	if m.check {
@@ -360,7 +360,7 @@ func (m *measurement) consistent(s transferShape) error {
 		wrong = a.Wrong
 	}
 	if wrong > 0 {
-		return fmt.Errorf("consistency check: %d bytes are not what was transferred", wrong)
+		return fmt.Errorf("consistency check of what was transferred: %s wrong", many(wrong, "byte"))
 	}
 	return nil
 }
@@ -381,7 +381,7 @@ func (m *measurement) openNodes(ctx context.Context, s transferShape) (err error
 		return err
 	}
 	host, _, _ := net.SplitHostPort(m.link.conn.LocalAddr().String())
-	if m.node, err = openBenchNode(ctx, host, m.backend, m.devices, s, m.lease, m.timeout); err != nil {
+	if m.node, err = openBenchNode(ctx, host, m.backend, s, m.lease, m.timeout); err != nil {
 		return err
 	}
 	m.leased = &leasedBench{link: m.link, node: m.node, check: m.check, order: rand.New(rand.NewPCG(m.seed, 0))}

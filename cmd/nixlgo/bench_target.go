@@ -125,14 +125,14 @@ func (t *benchTarget) do(ctx context.Context, c benchCall) (a benchAnswer, err e
 	case opNotified:
 		for t.notified.Load() < int64(c.Count) {
 			if sleep(limit, time.Millisecond) != nil {
-				return a, fmt.Errorf("%d of %d notifications of transfers came", t.notified.Load(), c.Count)
+				return a, fmt.Errorf("%d of %s of transfers came", t.notified.Load(), many(c.Count, "notification"))
 			}
 		}
 	case opNode:
 		if err := t.node.close(); err != nil {
 			return a, err
 		}
-		t.node, err = openBenchNode(ctx, t.host, t.cfg.Backend, t.cfg.Devices, c.Shape, t.cfg.Lease, t.cfg.Wait)
+		t.node, err = openBenchNode(ctx, t.host, t.cfg.Backend, c.Shape, t.cfg.Lease, t.cfg.Wait)
 		if err == nil {
 			t.node.fill(targetByte)
 		}
@@ -152,7 +152,10 @@ func (t *benchTarget) open(ctx context.Context) (a benchAnswer, err error) {
 	if t.end != nil || t.cfg.Bytes < 1 || t.cfg.Bytes > most || t.cfg.Wait <= 0 {
 		return a, fmt.Errorf("a buffer of %d bytes, and waits of %s", t.cfg.Bytes, t.cfg.Wait)
 	}
-	if t.end, err = openEndpoint(t.cfg.Backend, t.cfg.Devices, t.cfg.Bytes, targetByte); err != nil {
+	if err := useDevices(t.cfg.Devices); err != nil {
+		return a, err
+	}
+	if t.end, err = openEndpoint(t.cfg.Backend, t.cfg.Bytes, targetByte); err != nil {
 		return a, err
 	}
 	go t.drain(ctx)
@@ -189,5 +192,5 @@ func hostFacts() string {
 	if err != nil {
 		name = "a host"
 	}
-	return fmt.Sprintf("%s, %d cores", name, runtime.NumCPU())
+	return name + ", " + many(runtime.NumCPU(), "core")
 }

@@ -105,6 +105,8 @@ func TestBenchFlagsThatCannotBeServedAreRefused(t *testing.T) {
 		{"--worker_type nvshmem", "only NIXL"},
 		{"--enable_pt=false", "always on"},
 		{"--device-list=", "--device-list is empty"},
+		{"--device-list lo,nope0", `--device-list lo,nope0: there is no device "nope0"; there are: `},
+		{"--device_list lo --backend LIBFABRIC", "--device-list is of UCX alone"},
 		{"--listen :0 --connect :1", "contradict"},
 		{"--listen :0 --op-type READ", "--op-type with --listen"},
 		{"--timeout 1ms", "--timeout 1ms"},
@@ -225,6 +227,14 @@ func TestBenchThatWaitsInVainSaysForWhom(t *testing.T) {
 	require.Contains(t, stderr, "nixlgo bench --listen")
 }
 
+// NIXL's own parameter makes lo:1 of lo, which UCX does not have.
+func TestBenchUsesTheDevicesOfItsList(t *testing.T) {
+	code, stdout, stderr := run(t, program(t), "bench", "--device-list", "lo", "--max-block-size", "4096", "--num-iter", "2", "--warmup-iter", "0", "--lease-iter", "1", "--json")
+	require.Zero(t, code, stderr)
+	require.Contains(t, stdout, `"block_size":4096`)
+	require.NotContains(t, stderr, "not available")
+}
+
 // linked is a link and the other end of its connection.
 func linked(t *testing.T, wait time.Duration) (*link, net.Conn) {
 	here, there := net.Pipe()
@@ -293,7 +303,7 @@ func TestTargetWaitsAsLongAsTheInitiatorLives(t *testing.T) {
 }
 
 func TestConsistencyCheckCountsWrongBytes(t *testing.T) {
-	e, err := openEndpoint("UCX", "all", 4096, targetByte)
+	e, err := openEndpoint("UCX", 4096, targetByte)
 	require.NoError(t, err)
 	defer e.close()
 	require.Zero(t, e.wrong(benchRange{0, 4096}, targetByte))

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	mathrand "math/rand/v2"
+	"net/http"
 	"strings"
 	"time"
 
@@ -21,6 +23,7 @@ import (
 type checkConfig struct {
 	urls               []string
 	model              string
+	api                string
 	metricsP, metricsD string
 	promptTokens       int
 	maxTokens          int
@@ -29,6 +32,8 @@ type checkConfig struct {
 	pause              time.Duration
 	lease              time.Duration
 	read               bool
+	keyFile            string
+	key                []byte
 	library            string
 	timeout            time.Duration
 	format             format
@@ -46,7 +51,8 @@ func newCheck() *cobra.Command {
 			"  recomputed   exit 3  D says what P says, and computed the prompt itself\n" +
 			"  wrong        exit 4  D says something else, refused, or read blocks whose lease had run out\n" +
 			"  unknown      exit 1  D does not say where its tokens came from, or served too many others meanwhile\n\n" +
-			"The prompt is random token ids, so that no prefix cache knows it. What D did is in its counters (vLLM's /metrics, before and\n" +
+			"The prompt is random token ids, so that no prefix cache knows it. Servers that speak chat completions alone are asked with\n" +
+			"--api chat: the prompt is random words then, and P says how many tokens they are. What D did is in its counters (vLLM's /metrics, before and\n" +
 			"after); the answers are compared by token and log probability. P's blocks are read over NIXL before and after D was asked,\n" +
 			"without a word to P, and their SHA-256 compared; where P has lease slots, so is the nonce; where D says which blocks it keeps\n" +
 			"(bidirectional_kv_xfer), those are compared with P's byte for byte.\n\n" +
@@ -65,31 +71,54 @@ func newCheck() *cobra.Command {
 	cmd.Args = cobra.ArbitraryArgs // check says what is wrong with them
 	f := cmd.Flags()
 	f.StringVar(&c.model, "model", "", "model (default: the first that each server names)")
+	f.StringVar(&c.api, "api", apiCompletions, "completions, or chat for /v1/chat/completions")
 	f.StringVar(&c.metricsP, "metrics-p", "", "URL of P's metrics (default: URL-P/metrics)")
 	f.StringVar(&c.metricsD, "metrics-d", "", "URL of D's metrics (default: URL-D/metrics)")
-	f.IntVar(&c.promptTokens, "prompt-tokens", 200, "length of the prompt; several blocks of both sides")
+	f.IntVar(&c.promptTokens, "prompt-tokens", 200, "length of the prompt, with --api chat about so; several blocks of both sides")
 	f.IntVar(&c.maxTokens, "max-tokens", 16, "length of the answers")
 	f.IntVar(&c.logprobs, "logprobs", 5, "alternatives a token that are asked for, to tell rounding from other KV; 0: only texts are compared")
 	f.Float64Var(&c.tolerance, "tolerance", 0.5, "how far log probabilities may be apart")
 	f.DurationVar(&c.pause, "pause", 0, "wait between the legs")
 	f.DurationVar(&c.lease, "lease", lease.DefaultConfig().Duration, "P's kv_lease_duration, to say how much of it was left")
 	f.BoolVar(&c.read, "read", true, "read the blocks over NIXL")
+	keyFlag(f, &c.keyFile)
 	libraryFlag(f, &c.library)
 	f.DurationVar(&c.timeout, "timeout", 2*time.Minute, "longest wait for one answer")
 	formatFlags(f, &c.format, false)
 	return cmd
 }
 
-func (c *checkConfig) check() error {
+func (c *checkConfig) check() (err error) {
+	if c.key, err = readKey(c.keyFile); err != nil {
+		return err
+	}
 	switch {
 	case len(c.urls) != 2:
 		return errors.New("name two servers, as in nixlgo check http://p:8000 http://d:8000")
-	case c.promptTokens < 2 || c.promptTokens > 1<<20 || c.maxTokens < 1 || c.maxTokens > 1<<16:
-		return fmt.Errorf("--prompt-tokens %d must be 2 to %d, --max-tokens %d 1 to %d", c.promptTokens, 1<<20, c.maxTokens, 1<<16)
-	case c.logprobs < 0 || c.tolerance < 0 || c.pause < 0 || c.lease <= 0 || c.timeout <= 0:
-		return errors.New("--logprobs, --tolerance and --pause must not be negative, --lease and --timeout must be positive")
+	case c.api != apiCompletions && c.api != apiChat:
+		return fmt.Errorf("--api %q: want completions or chat", c.api)
+	case !(c.tolerance >= 0 && c.tolerance <= math.MaxFloat64): // nor NaN
+		return fmt.Errorf("--tolerance %v: want a number that is not negative", c.tolerance)
+	case c.pause < 0:
+		return fmt.Errorf("--pause %v is negative", c.pause)
+	case c.lease <= 0:
+		return fmt.Errorf("--lease %v is not positive", c.lease)
+	case c.timeout <= 0:
+		return fmt.Errorf("--timeout %v is not positive", c.timeout)
 	}
-	return nil
+	for _, u := range c.urls {
+		if err := checkURL(u); err != nil {
+			return err
+		}
+	}
+	for _, m := range []struct{ flag, url string }{{"metrics-p", c.metricsP}, {"metrics-d", c.metricsD}} {
+		if m.url != "" {
+			if err := checkURL(m.url); err != nil {
+				return fmt.Errorf("--%s: %w", m.flag, err)
+			}
+		}
+	}
+	return checkBounds(bound{"prompt-tokens", c.promptTokens, 2, 1 << 20}, bound{"max-tokens", c.maxTokens, 1, 1 << 16}, bound{"logprobs", c.logprobs, 0, 1 << 16})
 }
 
 // checkReport is the object of --json.
@@ -104,15 +133,15 @@ type checkReport struct {
 	Request      string       `json:"request,omitempty"` // P's
 	Engine       string       `json:"engine,omitempty"`
 	Blocks       int          `json:"blocks"`
-	Bytes        int          `json:"bytes"`            // of the blocks; 0: not read
-	PrefillS     float64      `json:"prefill_s"`        // until P had answered
-	DecodeS      float64      `json:"decode_s"`         // until D had
-	LeaseLeftS   float64      `json:"lease_left_s"`     // when D had answered, if no heartbeat came
-	LeaseSlot    string       `json:"lease_slot"`       // held, lapsed, or none when P has no lease slots
-	TextEqual    bool         `json:"answers_equal"`    // within the tolerance
-	BlocksKept   string       `json:"blocks_kept"`      // yes, no or unknown: P's blocks have the same SHA-256 before and after
-	SHA256       string       `json:"sha256,omitempty"` // of the hashes of P's blocks, before
-	DBlocks      string       `json:"d_blocks"`         // equal, different or unknown
+	Bytes        int          `json:"bytes"`                  // of the blocks; 0: not read
+	PrefillS     float64      `json:"prefill_s"`              // until P had answered
+	DecodeS      float64      `json:"decode_s"`               // until D had
+	LeaseLeftS   *float64     `json:"lease_left_s,omitempty"` // when D had answered, if no heartbeat came; nil: P gave no lease
+	LeaseSlot    string       `json:"lease_slot"`             // held, lapsed, or none when P has no lease slots
+	TextEqual    bool         `json:"answers_equal"`          // within the tolerance
+	BlocksKept   string       `json:"blocks_kept"`            // yes, no or unknown: P's blocks have the same SHA-256 before and after
+	SHA256       string       `json:"sha256,omitempty"`       // of the hashes of P's blocks, before
+	DBlocks      string       `json:"d_blocks"`               // equal, different or unknown
 	DCounted     checkCounted `json:"d_counted"`
 	Notes        []string     `json:"notes"`
 }
@@ -154,14 +183,7 @@ func (c *checkConfig) run(ctx context.Context, out, errs io.Writer) error {
 // ask sends the request and collects what can be seen of it. The error is about what keeps check from an answer.
 func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, error) {
 	note := func(format string, a ...any) { r.Notes = append(r.Notes, fmt.Sprintf(format, a...)) }
-	p, err := newAPIServer("P", c.urls[0], c.metricsP, c.model)
-	if err != nil {
-		return nil, usageError{err}
-	}
-	d, err := newAPIServer("D", c.urls[1], c.metricsD, c.model)
-	if err != nil {
-		return nil, usageError{err}
-	}
+	p, d := newAPIServer("P", c.urls[0], c.metricsP, c), newAPIServer("D", c.urls[1], c.metricsD, c)
 	short := func() (context.Context, context.CancelFunc) { return context.WithTimeout(ctx, c.timeout) }
 	for _, e := range []*apiServer{p, d} {
 		ctx, cancel := short()
@@ -183,22 +205,28 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 		note("P's counters cannot be read: %v", perr)
 	}
 
-	prompt := make([]int, c.promptTokens)
-	for i := range prompt {
-		prompt[i] = 10 + mathrand.IntN(240) // every vocabulary has them, and few of them are special
-	}
+	body := c.body()
 	requestID := "nixlgo-check-" + rand.Text()
-	prefill, err := kvparams.Prefill(c.body(p.model, prompt), kvparams.Completions, kvparams.Handoff{})
+	prefill, err := kvparams.Prefill(body(p.model), p.api, kvparams.Handoff{})
 	if err != nil {
 		return nil, err
 	}
 	leg, cancel := short()
 	start := time.Now()
-	_, answer, err := p.complete(leg, prefill, requestID)
+	counted, answer, err := p.complete(leg, prefill, requestID)
 	cancel()
 	r.PrefillS = round(time.Since(start).Seconds())
+	if no, ok := errors.AsType[*statusError](err); ok && no.status == http.StatusNotFound && c.api == apiCompletions {
+		err = fmt.Errorf("%w: does it speak chat completions alone? try --api chat", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("the prefill leg failed: %w", err)
+	}
+	if c.api == apiChat {
+		if f.promptTokens = counted.Usage.PromptTokens; f.promptTokens < 2 {
+			return nil, fmt.Errorf("the prefill leg failed: P's answer does not say how many tokens the prompt has (usage.prompt_tokens is %d)", f.promptTokens)
+		}
+		r.PromptTokens = f.promptTokens
 	}
 	granted := time.Now()
 	handoff, err := kvparams.FromResponse(answer)
@@ -209,8 +237,8 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 		for _, g := range params.RemoteBlockIDs {
 			r.Blocks += len(g)
 		}
-		if params.RemoteNumTokens != c.promptTokens {
-			note("P says that its blocks hold %d tokens, of %d", params.RemoteNumTokens, c.promptTokens)
+		if params.RemoteNumTokens != f.promptTokens {
+			note("P says that its blocks hold %s, of %d", many(params.RemoteNumTokens, "token"), f.promptTokens)
 		}
 		f.before = c.look(ctx, r, params, "before D was asked", note)
 	}
@@ -220,9 +248,9 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 
 	var decode []byte
 	if f.noHandoff == nil {
-		decode, err = kvparams.Decode(c.body(d.model, prompt), handoff, kvparams.DecodeOptions{ForceFlags: true})
+		decode, err = kvparams.Decode(body(d.model), handoff, kvparams.DecodeOptions{ForceFlags: true})
 	} else {
-		decode, err = kvparams.Strip(c.body(d.model, prompt))
+		decode, err = kvparams.Strip(body(d.model))
 	}
 	if err != nil {
 		return nil, err
@@ -233,7 +261,10 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 	cancel()
 	r.DecodeS = round(time.Since(start).Seconds())
 	f.leaseLeft = c.lease - time.Since(granted)
-	r.LeaseLeftS = round(f.leaseLeft.Seconds())
+	if f.noHandoff == nil {
+		left := round(f.leaseLeft.Seconds())
+		r.LeaseLeftS = &left
+	}
 	if _, answered := errors.AsType[*statusError](err); answered {
 		f.refused = err
 	} else if err != nil {
@@ -246,7 +277,7 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 		c.compareBlocks(ctx, r, f, kept.Params(), note)
 	}
 	if f.refused == nil {
-		whole, err := kvparams.Strip(c.body(p.model, prompt))
+		whole, err := kvparams.Strip(body(p.model))
 		if err != nil {
 			return nil, err
 		}
@@ -271,14 +302,34 @@ func (c *checkConfig) ask(ctx context.Context, r *checkReport) (*checkFacts, err
 	return f, nil
 }
 
-// body is the client's request.
-func (c *checkConfig) body(model string, prompt []int) []byte {
-	q := map[string]any{"model": model, "prompt": prompt, "max_tokens": c.maxTokens, "temperature": 0, "ignore_eos": true, "stream": false}
-	if c.logprobs > 0 {
-		q["logprobs"] = c.logprobs
+// body is the client's request, to either model.
+func (c *checkConfig) body() func(model string) []byte {
+	q := map[string]any{"max_tokens": c.maxTokens, "temperature": 0, "ignore_eos": true, "stream": false}
+	if c.api == apiChat {
+		words := make([]string, (c.promptTokens+1)/2) // of four letters, which are two tokens or so
+		for i := range words {
+			words[i] = strings.ToLower(rand.Text()[:4])
+		}
+		q["messages"] = []any{map[string]string{"role": "user", "content": strings.Join(words, " ")}}
+		q["logprobs"] = c.logprobs > 0
+		if c.logprobs > 0 {
+			q["top_logprobs"] = c.logprobs
+		}
+	} else {
+		prompt := make([]int, c.promptTokens)
+		for i := range prompt {
+			prompt[i] = 10 + mathrand.IntN(240) // every vocabulary has them, and few of them are special
+		}
+		q["prompt"] = prompt
+		if c.logprobs > 0 {
+			q["logprobs"] = c.logprobs
+		}
 	}
-	text, _ := json.Marshal(q) // strings and numbers always marshal
-	return text
+	return func(model string) []byte {
+		q["model"] = model
+		text, _ := json.Marshal(q) // strings and numbers always marshal
+		return text
+	}
 }
 
 // look reads the blocks of params and returns their hashes; nil, and a note, when that cannot be done.
@@ -286,7 +337,7 @@ func (c *checkConfig) look(ctx context.Context, r *checkReport, params *lease.Pa
 	if !c.read {
 		return nil
 	}
-	b, err := readRequest(ctx, params, c.library, 10*time.Second)
+	b, err := readRequest(ctx, params, c.library, c.key, 10*time.Second)
 	if err != nil {
 		note("P's blocks were not read %s: %v", when, err)
 		return nil
@@ -303,14 +354,14 @@ func (c *checkConfig) look(ctx context.Context, r *checkReport, params *lease.Pa
 
 // compareBlocks compares the full blocks that D keeps with P's, where they have one form.
 func (c *checkConfig) compareBlocks(ctx context.Context, r *checkReport, f *checkFacts, kept *lease.Params, note func(string, ...any)) {
-	b, err := readRequest(ctx, kept, c.library, 10*time.Second)
+	b, err := readRequest(ctx, kept, c.library, c.key, 10*time.Second)
 	if err != nil {
 		note("D's blocks were not read: %v", err)
 		return
 	}
-	full := c.promptTokens / b.Tokens // D has gone on writing into the last one
+	full := f.promptTokens / b.Tokens // D has gone on writing into the last one
 	if full == 0 || full > len(b.Blocks) || full > len(f.before) || b.Bytes/len(b.Blocks) != r.Bytes/len(f.before) {
-		note("D's blocks (%d of %d tokens) have another form than P's", len(b.Blocks), b.Tokens)
+		note("D's blocks (%d of %s) have another form than P's", len(b.Blocks), many(b.Tokens, "token"))
 		return
 	}
 	f.own = b.Blocks[:full]
@@ -342,13 +393,13 @@ func (r *checkReport) text() string {
 	line := func(label, format string, a ...any) { fmt.Fprintf(&b, "%-13s %s\n", label, fmt.Sprintf(format, a...)) }
 	line("P", "%s, model %s: %d tokens in %.3f s", r.P, r.Model, r.PromptTokens, r.PrefillS)
 	if r.Request != "" {
-		line("handoff", "request %s of engine %s, %d blocks", r.Request, r.Engine, r.Blocks)
+		line("handoff", "request %s of engine %s, %s", r.Request, r.Engine, many(r.Blocks, "block"))
 	}
 	if r.Bytes > 0 {
 		line("blocks", "%s read, SHA-256 %.16s…; as they were after D: %s; D's own: %s", byteSize(int64(r.Bytes)), r.SHA256, r.BlocksKept, r.DBlocks)
 	}
-	if r.Request != "" {
-		line("lease", "%.1f s left when D had answered; slot: %s", r.LeaseLeftS, r.LeaseSlot)
+	if r.LeaseLeftS != nil {
+		line("lease", "%.1f s left when D had answered; slot: %s", *r.LeaseLeftS, r.LeaseSlot)
 	}
 	line("D", "%s: answered in %.3f s", r.D, r.DecodeS)
 	counted := func(n float64) string {

@@ -24,7 +24,7 @@ type blockRead struct {
 
 // readRequest reads the blocks that params name on every rank of their owner, without a word to it: no lease is renewed or
 // ended by it.
-func readRequest(ctx context.Context, p *lease.Params, library string, timeout time.Duration) (*blockRead, error) {
+func readRequest(ctx context.Context, p *lease.Params, library string, key []byte, timeout time.Duration) (*blockRead, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find this program: %w", err)
@@ -37,7 +37,7 @@ func readRequest(ctx context.Context, p *lease.Params, library string, timeout t
 	var sums [][]string // per block
 	for rank := range peer.TPSize {
 		short, cancel := context.WithTimeout(ctx, timeout)
-		reply, err := rdma.Probe(short, peer.Host, peer.Port, 0, rank)
+		reply, err := rdma.ProbeWithKey(short, peer.Host, peer.Port, 0, rank, key)
 		cancel()
 		if err != nil {
 			return nil, fmt.Errorf("side channel %s:%d, tp rank %d: %w", peer.Host, peer.Port, rank, err)
@@ -110,7 +110,7 @@ func blockJob(m *rdma.Metadata, p *lease.Params) (job *probeJob, of []int, err e
 	}
 	if l := p.Lease; l != nil && m.SlotsCount > 0 {
 		if l.Slot >= m.SlotsCount {
-			return nil, nil, fmt.Errorf("remote_lease_slot is %d, and the owner has %d slots", l.Slot, m.SlotsCount)
+			return nil, nil, fmt.Errorf("remote_lease_slot is %d, and the owner has %s", l.Slot, many(m.SlotsCount, "slot"))
 		}
 		job.Slot, job.Nonce = &nixl.Desc{Addr: m.SlotsBase + uint64(l.Slot)*8, Len: 8}, l.Nonce
 	}

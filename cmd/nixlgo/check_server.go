@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"net/url"
 	"strings"
 
 	dto "github.com/prometheus/client_model/go"
@@ -25,17 +24,23 @@ type apiServer struct {
 	base    string // URL, without /v1
 	metrics string // URL
 	model   string
+	api     kvparams.API
 }
 
+// What --api takes.
+const (
+	apiCompletions = "completions"
+	apiChat        = "chat"
+)
+
 // newAPIServer takes the URL of a server, with or without /v1.
-func newAPIServer(role, base, metrics, model string) (*apiServer, error) {
-	for _, s := range []string{base, metrics} {
-		if u, err := url.Parse(s); s != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-			return nil, fmt.Errorf("%q is no URL: want http://host:port", s)
-		}
-	}
+func newAPIServer(role, base, metrics string, c *checkConfig) *apiServer {
 	base = strings.TrimSuffix(strings.TrimRight(base, "/"), "/v1")
-	return &apiServer{role, base, cmp.Or(metrics, base+"/metrics"), model}, nil
+	api := kvparams.Completions
+	if c.api == apiChat {
+		api = kvparams.ChatCompletions
+	}
+	return &apiServer{role, base, cmp.Or(metrics, base+"/metrics"), c.model, api}
 }
 
 // findModel asks for the model that the server has, unless the caller named one.
@@ -65,20 +70,51 @@ type completion struct {
 			Tokens []string
 			Own    []float64            `json:"token_logprobs"`
 			Top    []map[string]float64 `json:"top_logprobs"`
+
+			Content []struct { // of a chat: the same, token by token
+				tokenLogprob
+				Top []tokenLogprob `json:"top_logprobs"`
+			}
 		}
+		Message struct{ Content string } // of a chat: the text
 	}
 	Usage struct {
 		PromptTokens int `json:"prompt_tokens"`
 	}
 }
 
+type tokenLogprob struct {
+	Token   string
+	Logprob float64
+}
+
+// flatten gives the answer of a chat the form of a completion.
+func (c *completion) flatten() {
+	choice := &c.Choices[0]
+	choice.Text = choice.Message.Content
+	l := choice.Logprobs
+	if l == nil {
+		return
+	}
+	for _, t := range l.Content {
+		top := map[string]float64{}
+		for _, other := range t.Top {
+			top[other.Token] = other.Logprob
+		}
+		l.Tokens, l.Own, l.Top = append(l.Tokens, t.Token), append(l.Own, t.Logprob), append(l.Top, top)
+	}
+}
+
 func (e *apiServer) complete(ctx context.Context, body []byte, requestID string) (c completion, raw []byte, err error) {
-	raw, err = request(ctx, http.MethodPost, e.base+kvparams.Completions.Path(), body, requestID)
+	raw, err = request(ctx, http.MethodPost, e.base+e.api.Path(), body, requestID)
 	if err != nil {
 		return c, nil, fmt.Errorf("%s: %w", e.role, err)
 	}
 	if err := json.Unmarshal(raw, &c); err != nil || len(c.Choices) != 1 {
 		return c, nil, fmt.Errorf("%s: the answer is no completion with one choice: %.200s", e.role, raw)
+	}
+	if e.api == kvparams.ChatCompletions {
+		c.flatten()
 	}
 	return c, raw, nil
 }
@@ -95,7 +131,7 @@ func sameAnswer(p, d completion, tolerance float64) (why string) {
 	}
 	for i, token := range a.Logprobs.Tokens {
 		if i >= len(b.Logprobs.Tokens) || i >= len(a.Logprobs.Own) || i >= len(b.Logprobs.Own) {
-			return fmt.Sprintf("D answers %d tokens, P %d", len(b.Logprobs.Tokens), len(a.Logprobs.Tokens))
+			return fmt.Sprintf("D answers %s, P %d", many(len(b.Logprobs.Tokens), "token"), len(a.Logprobs.Tokens))
 		}
 		if other := b.Logprobs.Tokens[i]; other != token {
 			if i < len(a.Logprobs.Top) {

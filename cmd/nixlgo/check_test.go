@@ -27,6 +27,7 @@ type fakeServer struct {
 	tokens []string  // its answer to every prompt
 	logps  []float64 // of them; the second choice of each is "other", 0.2 below
 	status int       // of an answer, when not 0
+	chat   bool      // it speaks chat completions, and no others; a word is two tokens
 
 	// prefill, when not nil, makes the kv_transfer_params of a request that asks for them.
 	prefill func(prompt []int) any
@@ -44,7 +45,11 @@ type fakeServer struct {
 func (s *fakeServer) start() string {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/models", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"data":[{"id":"tiny"}]}`) })
-	mux.HandleFunc("POST /v1/completions", s.complete)
+	if s.chat {
+		mux.HandleFunc("POST /v1/chat/completions", s.complete)
+	} else {
+		mux.HandleFunc("POST /v1/completions", s.complete)
+	}
 	mux.HandleFunc("GET /metrics", s.metrics)
 	server := httptest.NewServer(mux)
 	s.t.Cleanup(server.Close)
@@ -56,6 +61,8 @@ func (s *fakeServer) complete(w http.ResponseWriter, r *http.Request) {
 		Prompt    []int
 		MaxTokens int             `json:"max_tokens"`
 		Params    json.RawMessage `json:"kv_transfer_params"`
+		Messages  []struct{ Content string }
+		Logprobs  json.RawMessage
 	}
 	text, err := io.ReadAll(r.Body)
 	if err == nil {
@@ -68,6 +75,9 @@ func (s *fakeServer) complete(w http.ResponseWriter, r *http.Request) {
 	if err != nil || strings.Contains(r.Header.Get("X-Request-Id"), ",") {
 		http.Error(w, fmt.Sprint(err), http.StatusBadRequest)
 		return
+	}
+	if s.chat {
+		body.Prompt = make([]int, 2*len(strings.Fields(body.Messages[0].Content)))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,6 +99,19 @@ func (s *fakeServer) complete(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n := min(body.MaxTokens, len(s.tokens))
+	if s.chat {
+		var content []any
+		for i := range n {
+			top := []tokenLogprob{{s.tokens[i], s.logps[i]}, {"other", s.logps[i] - 0.2}}
+			content = append(content, map[string]any{"token": s.tokens[i], "logprob": s.logps[i], "top_logprobs": top})
+		}
+		choice := map[string]any{"message": map[string]any{"role": "assistant", "content": strings.Join(s.tokens[:n], "")}, "logprobs": nil}
+		if string(body.Logprobs) == "true" {
+			choice["logprobs"] = map[string]any{"content": content}
+		}
+		answer(w, http.StatusOK, map[string]any{"kv_transfer_params": params, "usage": map[string]int{"prompt_tokens": len(body.Prompt)}, "choices": []any{choice}})
+		return
+	}
 	var top []map[string]float64
 	for i := range n {
 		top = append(top, map[string]float64{s.tokens[i]: s.logps[i], "other": s.logps[i] - 0.2})
@@ -180,6 +203,7 @@ func TestCheckTellsWhatHappened(t *testing.T) {
 			require.Equal(t, c.code, code, stderr)
 			require.Contains(t, r.Why, c.why)
 			require.Equal(t, 48, r.PromptTokens)
+			require.Equal(t, r.Request != "", r.LeaseLeftS != nil, stdout)
 
 			require.JSONEq(t, "1", string(p.bodies[0]["max_tokens"]), "the prefill leg")
 			require.Contains(t, string(p.bodies[0]["kv_transfer_params"]), `"do_remote_decode":true`)
@@ -196,10 +220,58 @@ func TestCheckTellsWhatHappened(t *testing.T) {
 }
 
 func TestCheckSaysNothingOfALeaseThatNobodyGave(t *testing.T) {
-	r := checkReport{LeaseLeftS: 29.9, LeaseSlot: "none"}
+	r := checkReport{LeaseSlot: "none"}
 	require.NotContains(t, r.text(), "lease")
-	r.Request = "cmpl-1"
+	text, err := json.Marshal(r)
+	require.NoError(t, err)
+	require.NotContains(t, string(text), "lease_left_s")
+	left := 29.9
+	r.LeaseLeftS = &left
 	require.Contains(t, r.text(), "29.9 s left")
+}
+
+// Servers for chats alone, as many are, answer 404 to a completion.
+func TestCheckAsksForAChat(t *testing.T) {
+	exe := program(t)
+	for _, c := range []struct {
+		name   string
+		d      func(*fakeServer)
+		args   []string
+		code   int
+		answer string
+		why    string
+	}{
+		{"D reads", nil, nil, 0, checkTransferred, "took 48 prompt tokens from elsewhere and computed 0"},
+		{"D computes", func(d *fakeServer) { d.decode = nil }, nil, exitRecomputed, checkRecomputed, "took 0 of 48"},
+		{"D is as sure of other things", func(d *fakeServer) { d.logps = []float64{-1, -2.6, -3} }, nil, exitWrong, checkWrong, "log probability of token 2"},
+		{"D parts where P finds both likely", func(d *fakeServer) { d.tokens = []string{"a", "other", "x"} }, nil, 0, checkTransferred, ""},
+		{"texts only", func(d *fakeServer) { d.tokens = []string{"a", "z", "c"} }, []string{"--logprobs", "0"}, exitWrong, checkWrong, `D answers "azc", P "abc"`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &fakeServer{t: t, tokens: fakeTokens, logps: fakeLogps, prefill: blocksOf16, sources: true, nixl: true, chat: true}
+			d := &fakeServer{t: t, tokens: fakeTokens, logps: fakeLogps, decode: allTokens, sources: true, nixl: true, chat: true}
+			if c.d != nil {
+				c.d(d)
+			}
+			args := append([]string{"check", p.start(), d.start(), "--api", "chat", "--json", "--read=false", "--prompt-tokens", "47", "--max-tokens", "3"}, c.args...)
+			code, stdout, stderr := run(t, exe, args...)
+			var r checkReport
+			require.NoError(t, json.Unmarshal([]byte(stdout), &r), stderr)
+			require.Equal(t, c.answer, r.Answer, r.Why)
+			require.Equal(t, c.code, code, stderr)
+			require.Contains(t, r.Why, c.why)
+			require.Equal(t, 48, r.PromptTokens, "as P counts them")
+			require.Empty(t, r.Notes)
+			require.Equal(t, p.bodies[0]["messages"], d.bodies[0]["messages"])
+			require.Contains(t, string(p.bodies[0]["kv_transfer_params"]), `"do_remote_decode":true`)
+			require.Contains(t, string(d.bodies[0]["kv_transfer_params"]), `"remote_request_id":"cmpl-1"`)
+		})
+	}
+	p := &fakeServer{t: t, tokens: fakeTokens, logps: fakeLogps, sources: true, chat: true}
+	url := p.start()
+	code, _, stderr := run(t, exe, "check", url, url)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, stderr, "try --api chat")
 }
 
 // The blocks are read from a real owner, and nothing of that is seen by it.

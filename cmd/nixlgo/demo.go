@@ -9,11 +9,13 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 	"github.com/nixlgo/nixlgo/testdata"
 )
 
@@ -73,17 +75,9 @@ func newDemo() *cobra.Command {
 }
 
 func (c *demoConfig) validate() error {
-	for _, v := range []struct {
-		flag     string
-		value    int
-		min, max int
-	}{
-		{"requests", c.requests, 1, 1 << 16}, {"block-bytes", c.blockBytes, 8, 1 << 28},
-		{"blocks", c.blocks, 1, 1 << 12}, {"layers", c.layers, 1, 1 << 10},
-	} {
-		if v.value < v.min || v.value > v.max {
-			return fmt.Errorf("--%s %d is not in %d…%d", v.flag, v.value, v.min, v.max)
-		}
+	if err := checkBounds(bound{"requests", c.requests, 1, 1 << 16}, bound{"block-bytes", c.blockBytes, 8, 1 << 28},
+		bound{"blocks", c.blocks, 1, 1 << 12}, bound{"layers", c.layers, 1, 1 << 10}); err != nil {
+		return err
 	}
 	const memory = 8 << 30
 	if total := c.nodeBlocks() * c.layers; total > memory/c.blockBytes {
@@ -92,8 +86,8 @@ func (c *demoConfig) validate() error {
 	if c.lease < 100*time.Millisecond || c.lease > 10*time.Minute {
 		return fmt.Errorf("--lease %s is not in 100ms…10m", c.lease)
 	}
-	if c.tls == "" {
-		return errors.New("--tls is empty")
+	if unknown := diagnose.UnknownTransports(c.tls); unknown != nil {
+		return fmt.Errorf("--tls %q: UCX has no transport %s; want some of tcp, rc, shm, self and so on, by comma", c.tls, strings.Join(unknown, ", "))
 	}
 	return nil
 }
@@ -114,7 +108,7 @@ func loadKV(file string, blockBytes int) ([]byte, error) {
 		return nil, fmt.Errorf("--kv: %w", err)
 	}
 	if len(b) < blockBytes {
-		return nil, fmt.Errorf("--kv %s has %d bytes, less than one block of %d (--block-bytes)", file, len(b), blockBytes)
+		return nil, fmt.Errorf("--kv %s has %s, less than one block of %d (--block-bytes)", file, many(len(b), "byte"), blockBytes)
 	}
 	return b, nil
 }
@@ -165,7 +159,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 		title string
 		play  func(context.Context) error
 	}{
-		{fmt.Sprintf("%d requests are published under a lease, read, verified and completed", d.requests), d.verifiedReads},
+		{many(d.requests, "request") + " published under a lease, read, verified and completed", d.verifiedReads},
 		{"a request queues for four lease durations; heartbeats alone keep its lease", d.queued},
 		{"a lease lapses between the block READ and the check, and the blocks are reused", d.lapsed},
 		{"the reader is killed while it holds leases", d.killed},
@@ -186,7 +180,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	s.Renewals = stats.Stats.Worker.Leases.Renewals
 	s.Seconds = round(time.Since(d.start).Seconds())
 	if s.WrongBytes != 0 || s.Renewals == 0 {
-		err = fmt.Errorf("%d wrong bytes, %d renewals", s.WrongBytes, s.Renewals)
+		err = fmt.Errorf("%s, %s", many(s.WrongBytes, "wrong byte"), many(s.Renewals, "renewal"))
 	}
 	d.sum()
 	return err
@@ -225,8 +219,8 @@ func (d *demo) verifiedReads(ctx context.Context) error {
 			return err
 		}
 		d.summary.Verified++
-		d.say("verified", "decode", fmt.Sprintf("%s: %d blocks × %d layers, %s in %.1f ms, slot %d holds its nonce, %d SHA-256 equal",
-			e.ID, d.blocks, d.layers, byteSize(int64(e.Bytes)), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
+		d.say("verified", "decode", fmt.Sprintf("%s: %s × %s, %s in %.1f ms, slot %d holds its nonce, %d SHA-256 equal",
+			e.ID, many(d.blocks, "block"), many(d.layers, "layer"), byteSize(int64(e.Bytes)), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
 			map[string]any{"id": e.ID, "bytes": e.Bytes, "seconds": e.Seconds, "slot": p.Params.Lease.Slot, "nonce": p.Params.Lease.Nonce})
 		if next := done + atOnce; next < len(ids) {
 			if err := d.fetch(ids[next], published[ids[next]].Params, next); err != nil {
@@ -243,7 +237,7 @@ func (d *demo) verifiedReads(ctx context.Context) error {
 			return fmt.Errorf("the owner freed %s because it %s, not because it was read", e.ID, e.Reason)
 		}
 	}
-	d.say("completed", "prefill", fmt.Sprintf("%d read-complete notifications, all blocks free again", len(ids)), map[string]any{"requests": len(ids)})
+	d.say("completed", "prefill", many(len(ids), "read-complete notification")+", all blocks free again", map[string]any{"requests": len(ids)})
 	return nil
 }
 
@@ -270,7 +264,7 @@ func (d *demo) queued(ctx context.Context) error {
 		if e, ok := d.owner.seen("freed", p.ID); ok {
 			return fmt.Errorf("the owner freed the request (%s) while it was queued", e.Reason)
 		}
-		d.say("renewed", "prefill", fmt.Sprintf("queued for %d × %s: the lease was renewed %d times", i+1, d.lease, now-before),
+		d.say("renewed", "prefill", fmt.Sprintf("queued for %d × %s: the lease was renewed %s", i+1, d.lease, many(now-before, "time")),
 			map[string]any{"id": p.ID, "queued_s": round(float64(i+1) * d.lease.Seconds()), "renewals": now - before})
 	}
 	e, err := d.reader.call(ctx, command{Cmd: "fetch", ID: p.ID, Blocks: d.blocksOf(0)}, "fetched")
@@ -322,7 +316,7 @@ func (d *demo) lapsed(ctx context.Context) error {
 	}
 	d.summary.WrongBytes += e.LeftBehind
 	if e.Reason != lease.CauseLapsed.String() || e.LeftBehind != 0 {
-		return fmt.Errorf("the reader refused %s as %q with %d bytes left behind, not as lapsed: %s", p.ID, e.Reason, e.LeftBehind, e.Error)
+		return fmt.Errorf("the reader refused %s as %q with %s left behind, not as lapsed: %s", p.ID, e.Reason, many(e.LeftBehind, "byte"), e.Error)
 	}
 	d.summary.LapsedRefused++
 	d.say("refused", "decode", "lease.ErrLapsed, no byte reaches the caller: "+e.Error, map[string]any{"id": p.ID, "error": e.Error, "cause": e.Reason})
@@ -467,9 +461,9 @@ func (d *demo) sum() {
 		d.encode(s)
 		return
 	}
-	fmt.Fprintf(d.out, "%7.3fs done over UCX %s with %s: %d of %d reads verified, %d wrong bytes, %d renewals, %d queued, %d lapsed and %d unverifiable "+
-		"refused, blocks of a killed reader free after %.2f s\n", time.Since(d.start).Seconds(), s.TLS, s.Library, s.Verified, s.Requests, s.WrongBytes,
-		s.Renewals, s.QueuedOK, s.LapsedRefused, s.UnverifiableRefused, s.ReaderKilledFreedS)
+	fmt.Fprintf(d.out, "%7.3fs done over UCX %s with %s: %d of %s verified, %s, %s, %d queued, %d lapsed and %d unverifiable "+
+		"refused, blocks of a killed reader free after %.2f s\n", time.Since(d.start).Seconds(), s.TLS, s.Library, s.Verified, many(s.Requests, "read"),
+		many(s.WrongBytes, "wrong byte"), many(s.Renewals, "renewal"), s.QueuedOK, s.LapsedRefused, s.UnverifiableRefused, s.ReaderKilledFreedS)
 }
 
 func (d *demo) encode(v any) {

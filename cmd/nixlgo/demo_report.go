@@ -280,7 +280,7 @@ func (d *demo) page(failure error) report {
 	r.Sections = append(r.Sections, section{Title: "Figures", Table: leaseTable(all)})
 	r.Facts = append([]fact{
 		{"Transport", "UCX " + d.tls}, {"Lease", fmt.Sprintf("%s; after a heartbeat it has %s left at least", d.lease, lease.Config{Duration: d.lease}.Extension().Round(time.Millisecond))},
-		{"Request", fmt.Sprintf("%d blocks × %d layers × %s", d.blocks, d.layers, byteSize(int64(d.blockBytes)))},
+		{"Request", many(d.blocks, "block") + " × " + many(d.layers, "layer") + " × " + byteSize(int64(d.blockBytes))},
 		{"KV bytes", cmp.Or(d.kv, "a dump of a small real model, built in")}, {"Seed", "none: each request's number chooses its bytes"},
 		{"NIXL library", d.summary.Library},
 	}, runFacts(d.start)...)
@@ -349,7 +349,7 @@ func timelineAlt(title string, stories []*leaseStory) string {
 			expired++
 		}
 	}
-	text := fmt.Sprintf("%s. %d leases, %d renewals, %d expired", title, len(stories), renewed, expired)
+	text := fmt.Sprintf("%s. %s, %s, %d expired", title, many(len(stories), "lease"), many(renewed, "renewal"), expired)
 	for _, k := range []string{"verified", "refused: lapsed", "refused: unverifiable", "not read"} {
 		if results[k] > 0 {
 			text += fmt.Sprintf(", %d %s", results[k], k)
@@ -374,10 +374,10 @@ func bandwidth(all []*leaseStory) (c chart, text string, ok bool) {
 		return c, "", false
 	}
 	total := float64(bytes) / (last - first) / 1e6
-	text = fmt.Sprintf("Scene 1 read %s in %d requests of %s, up to 8 of them at a time: %.1f MB/s together (MB = 10⁶ bytes). "+
+	text = fmt.Sprintf("Scene 1 read %s in %s of %s, up to 8 of them at a time: %.1f MB/s together (MB = 10⁶ bytes). "+
 		"The time of a read is that of the whole fetch, with its wait for the step and the check of the lease. "+
 		"Short reads like these show the cost of the steps, not what the transport can do: nixlgo bench measures that.",
-		byteSize(int64(bytes)), len(rates), byteSize(int64(bytes/len(rates))), total)
+		byteSize(int64(bytes)), many(len(rates), "request"), byteSize(int64(bytes/len(rates))), total)
 	draws := func(width vg.Length) (*plot.Plot, vg.Length) {
 		p := newPlot("time since the scene began, ms", "one read, MB/s")
 		points, err := plotter.NewScatter(rates)

@@ -112,7 +112,7 @@ func TestDemoNamesWhatIsWrong(t *testing.T) {
 		{[]string{"--kv", "/nonexistent.kv"}, exitFailed, []string{"--kv", "/nonexistent.kv"}},
 		{[]string{"--kv", small}, exitFailed, []string{small, "10 bytes", "16384"}},
 		{[]string{"--kv", t.TempDir()}, exitFailed, []string{"is a directory"}},
-		{[]string{"--tls", "tpc"}, exitFailed, []string{"UCX_TLS", "tpc"}},
+		{[]string{"--tls", "tpc"}, exitUsage, []string{"--tls", `"tpc" (tcp?)`}},
 		{[]string{"--tls", ""}, exitUsage, []string{"--tls"}},
 		{[]string{"--library", "/nonexistent/libnixl_capi.so"}, exitFailed, []string{"/nonexistent/libnixl_capi.so", "exit status 1"}},
 		{[]string{"--requests", "0"}, exitUsage, []string{"--requests 0"}},

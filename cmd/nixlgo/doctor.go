@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"strconv"
 	"strings"
 	"time"
 
@@ -74,16 +73,14 @@ func (c *doctorConfig) check() error {
 	if c.timeout <= 0 {
 		return fmt.Errorf("--timeout %v is not positive", c.timeout)
 	}
-	for _, a := range []struct{ flag, value string }{{"peer", c.peer}, {"answer", c.answer}} {
-		if a.value == "" {
-			continue
+	if c.peer != "" {
+		if err := checkConnect(c.peer); err != nil {
+			return fmt.Errorf("--peer: %w", err)
 		}
-		_, port, err := net.SplitHostPort(a.value)
-		if err != nil {
-			return fmt.Errorf("--%s: %w, want host:port", a.flag, err)
-		}
-		if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
-			return fmt.Errorf("--%s %q: want a port, 0 to 65535", a.flag, a.value)
+	}
+	if c.answer != "" {
+		if err := checkListen(c.answer); err != nil {
+			return fmt.Errorf("--answer: %w", err)
 		}
 	}
 	switch {
@@ -232,7 +229,7 @@ func (r *doctorReport) end(skipped []string) error {
 	case formatCSV:
 		r.err = r.table.end()
 	default:
-		r.printf("\n%d checks, %d failed, %d warned\n", len(r.found), len(s.Failed), len(s.Warned))
+		r.printf("\n%s, %d failed, %d warned\n", many(len(r.found), "check"), len(s.Failed), len(s.Warned))
 		if len(s.Skipped) > 0 {
 			r.printf("not reached: %s\n", strings.Join(s.Skipped, ", "))
 		}

@@ -267,6 +267,15 @@ func TestDoctor(t *testing.T) {
 		})
 	}
 
+	t.Run("a limit that is reached is named, and not the library", func(t *testing.T) {
+		c := exec.Command("sh", "-c", `ulimit -n 24; exec "$0" doctor`, b.command(nil).Path)
+		c.Env = b.command(nil).Env
+		out, err := c.CombinedOutput()
+		require.Error(t, err)
+		require.Regexp(t, `(?m)^ +cause file descriptors, \d+ of 24 in use`, string(out))
+		require.NotContains(t, string(out), "unset NIXLGO_LIBRARY")
+	})
+
 	t.Run("a second UCX in the process is found", func(t *testing.T) {
 		other := b.cc(t, "libucp.so.0", "int nothing_of_ucx;", "-Wl,-soname,libucp.so.0")
 		f := b.run(t, []string{"LD_PRELOAD=" + other}).failed(t, "ucx")

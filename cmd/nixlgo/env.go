@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/nixl/diagnose"
 )
 
 // The variables of NIXL and vLLM that are read here, too. A value that NIXL would take for its default in silence is an error.
@@ -54,13 +56,20 @@ func sideChannelFlags(f *pflag.FlagSet, c *nixlgo.Config) {
 
 // checkSideChannel refuses an address or a port that readers are told and cannot reach.
 func checkSideChannel(c *nixlgo.Config) error {
+	if err := checkHost(c.Host); err != nil {
+		return fmt.Errorf("--host: %w", err)
+	}
 	if net.ParseIP(c.Host).IsUnspecified() {
-		return fmt.Errorf("--host %s is what readers are told, and none can connect to it: name an address of this machine that they reach", c.Host)
+		return fmt.Errorf("--host %s is what readers are told, and none can connect to it: want an address of this machine that they reach", c.Host)
 	}
-	if c.Port < 0 || c.Port > 65535 {
-		return fmt.Errorf("--port %d is not in 0…65535", c.Port)
+	return checkBounds(bound{"port", c.Port, 0, 65535})
+}
+
+// warnOfPort says what may keep a fixed port from being bound again.
+func warnOfPort(log *slog.Logger, port int) {
+	if cause, remedy := diagnose.ThisHost().ClientPort(port); cause != "" {
+		log.Warn("--port may be taken at the next start", "port", port, "cause", cause, "remedy", "choose "+remedy)
 	}
-	return nil
 }
 
 func libraryFlag(f *pflag.FlagSet, library *string) {

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,14 +24,15 @@ import (
 
 // fetchConfig is the command line of fetch.
 type fetchConfig struct {
-	sources   []string
-	output    string
-	overwrite bool
-	parallel  int
-	memoryMiB int
-	attempts  int
-	node      nixlgo.Config
-	format    format
+	sources    []string
+	output     string
+	overwrite  bool
+	parallel   int
+	memoryMiB  int
+	attempts   int
+	node       nixlgo.Config
+	handshakes handshakes
+	format     format
 }
 
 func newFetch() *cobra.Command {
@@ -43,8 +46,9 @@ func newFetch() *cobra.Command {
 			"then it is written: a part whose lease lapsed under the read is asked for again, --attempts times. In the end the SHA-256 of\n" +
 			"what is on the disk is compared with the one that serve took of its file.\n\n" +
 			"The file gets its name when all of that is done. Before, and after a failure, there is nothing under that name, or what\n" +
-			"was there before. Without --output, or where that is a directory, it has the name that serve says, and\n" +
-			"replaces nothing unless --overwrite is given.",
+			"was there before. Until then it is .NAME.part beside it; what a fetch that was killed has left there, the next one replaces.\n" +
+			"Without --output, or where that is a directory, the file has the name that serve says, and replaces nothing unless\n" +
+			"--overwrite is given.",
 		Example: "  nixlgo fetch http://10.0.0.7:8300\n" +
 			"  nixlgo fetch http://10.0.0.7:8300 --output /models/model.gguf --json\n" +
 			"  nixlgo serve small.bin --params --json | nixlgo fetch -",
@@ -67,6 +71,7 @@ func newFetch() *cobra.Command {
 	f.IntVar(&c.memoryMiB, "memory-mib", 512, "MiB of registered memory at most")
 	f.IntVar(&c.attempts, "attempts", 3, "how often a part is asked for (by URL)")
 	f.DurationVar(&c.node.ReadTimeout, "timeout", time.Minute, "longest wait for an answer about the file, and for the blocks of a part")
+	c.handshakes.flags(f)
 	libraryFlag(f, &c.node.Library)
 	formatFlags(f, &c.format, false)
 	return cmd
@@ -83,9 +88,20 @@ func (c *fetchConfig) check() error {
 	case !url(c.sources[0]) && c.sources[0] != "-" && !strings.HasPrefix(c.sources[0], "{"):
 		return bad("%.80q is no URL (http://HOST:PORT), no kv_transfer_params and not -", c.sources[0])
 	case c.output == "-":
-		return bad("--output -: name a file; what was read is told on standard output")
-	case c.parallel < 1 || c.memoryMiB < 1 || c.attempts < 1 || c.node.ReadTimeout <= 0:
-		return bad("--parallel, --memory-mib, --attempts and --timeout must be positive")
+		return bad("--output -: want a file; what was read is told on standard output")
+	case c.node.ReadTimeout <= 0:
+		return bad("--timeout %v is not positive", c.node.ReadTimeout)
+	}
+	if url(c.sources[0]) {
+		if err := checkURL(c.sources[0]); err != nil {
+			return bad("%w", err)
+		}
+	}
+	if err := c.handshakes.check(&c.node); err != nil {
+		return bad("%w", err)
+	}
+	if err := checkBounds(bound{"parallel", c.parallel, 1, 1 << 16}, bound{"memory-mib", c.memoryMiB, 1, 1 << 20}, bound{"attempts", c.attempts, 1, math.MaxInt32}); err != nil {
+		return bad("%w", err)
 	}
 	return nil
 }
@@ -121,7 +137,7 @@ func (c *fetchConfig) run(ctx context.Context, in io.Reader, out, errs io.Writer
 	}
 	c.node.BlockBytes = offer.BlockBytes
 	c.node.Logger = slog.New(slog.NewTextHandler(errs, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	node, err := nixlgo.New(c.node)
+	node, end, err := c.handshakes.open(c.node)
 	if err != nil {
 		return err
 	}
@@ -130,19 +146,19 @@ func (c *fetchConfig) run(ctx context.Context, in io.Reader, out, errs io.Writer
 	work.Go(func() { _ = node.Run(running) }) // it returns nil
 	defer work.Wait()
 	defer stop()
-	defer node.Close()
+	defer end()
 	f := &fetcher{fetchConfig: c, source: source, offer: offer, node: node, blocks: newBlockPool(c.node.Blocks)}
-	err = writeWhole(path, func(file *os.File) error {
+	err = writeWhole(path, errs, func(file *os.File) error {
 		return f.fetch(ctx, file, out, errs)
 	})
 	if err != nil {
 		return err
 	}
 	d := fetchDone{"done", path, offer, round(f.took.Seconds()), gbs(offer.Bytes, f.took), offer.Parts, f.again}
-	if err := say(out, c.format, d, "%s: %s in %.3f s, %.2f GB/s, %d of %d parts verified, SHA-256 %s", path, byteSize(offer.Bytes), d.Seconds, d.GBs, d.Verified, offer.Parts, offer.SHA256); err != nil {
+	if err := say(out, c.format, d, "%s: %s in %.3f s, %.2f GB/s, %d of %s verified, SHA-256 %s", path, byteSize(offer.Bytes), d.Seconds, d.GBs, d.Verified, many(offer.Parts, "part"), offer.SHA256); err != nil {
 		return err
 	}
-	return node.Close()
+	return end()
 }
 
 // path is the file to write.
@@ -175,10 +191,10 @@ func checkOutput(path string) error {
 	return nil
 }
 
-// writeWhole lets fill write a file that gets its name only when fill has succeeded and the bytes are on the disk.
-func writeWhole(path string, fill func(*os.File) error) (err error) {
-	dir, name := filepath.Split(path)
-	f, err := os.CreateTemp(cmp.Or(dir, "."), "."+name+".*.part")
+// writeWhole lets fill write a file that gets its name only when fill has succeeded and the bytes are on the disk. What a fetch
+// that was killed has left of it is said to errs, and replaced.
+func writeWhole(path string, errs io.Writer, fill func(*os.File) error) (err error) {
+	f, err := openPart(path, errs)
 	if err != nil {
 		return err
 	}
@@ -186,14 +202,52 @@ func writeWhole(path string, fill func(*os.File) error) (err error) {
 		if err != nil {
 			err = errors.Join(err, os.Remove(f.Name()))
 		}
+		err = errors.Join(err, f.Close()) // which ends the lock: not before the file has its name, or is gone
 	}()
 	if err := fill(f); err != nil {
-		return errors.Join(err, f.Close())
+		return err
 	}
-	if err := errors.Join(f.Chmod(0o644), f.Sync(), f.Close()); err != nil {
+	if err := errors.Join(f.Chmod(0o644), f.Sync()); err != nil {
 		return err
 	}
 	return os.Rename(f.Name(), path)
+}
+
+// openPart makes the file that becomes path, .NAME.part beside it. Its lock ends with the process, so what is left without one
+// is of a fetch that was killed.
+func openPart(path string, errs io.Writer) (*os.File, error) {
+	dir, name := filepath.Split(path)
+	part := filepath.Join(dir, "."+name+".part")
+	for {
+		f, err := os.OpenFile(part, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		info, err := f.Stat()
+		if err == nil && !info.Mode().IsRegular() {
+			err = fmt.Errorf("%s is in the way, and no regular file", part)
+		}
+		if err == nil {
+			err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		}
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			err = fmt.Errorf("another nixlgo fetch is writing %s", path)
+		}
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if now, err := os.Lstat(part); err != nil || !os.SameFile(now, info) {
+			f.Close() // the fetch that had it has renamed or removed it meanwhile
+			continue
+		}
+		if info.Size() > 0 {
+			fmt.Fprintf(errs, "fetch: %s, %s, was left by a fetch that was killed: it is replaced\n", part, byteSize(info.Size()))
+		}
+		if err := f.Truncate(0); err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		return f, nil
+	}
 }
 
 // fetcher reads the parts of one file.

@@ -47,7 +47,7 @@ func openSource(ctx context.Context, args []string, in io.Reader, patience time.
 		return nil, errors.New("standard input has no kv_transfer_params of a file: what prints them is nixlgo serve --params")
 	}
 	if len(s.parts) < s.file.Parts {
-		return nil, fmt.Errorf("kv_transfer_params of %d parts are here, and the file has %d", len(s.parts), s.file.Parts)
+		return nil, fmt.Errorf("kv_transfer_params of %s of the file were given, and it has %d", many(len(s.parts), "part"), s.file.Parts)
 	}
 	return s, nil
 }
@@ -113,7 +113,7 @@ func (s *paramsSource) add(text []byte) error {
 		return fmt.Errorf("kv_transfer_params of two files: %q and %q", s.file.Name, part.Name)
 	}
 	if part.Part < 0 || part.Part >= part.Parts {
-		return fmt.Errorf("part %d of a file of %d parts", part.Part, part.Parts)
+		return fmt.Errorf("part %d of a file of %s", part.Part, many(part.Parts, "part"))
 	}
 	s.file, s.parts[part.Part] = part.fileOffer, p
 	return nil

@@ -68,9 +68,9 @@ func (o *fileOffer) check() error {
 	sum, err := hex.DecodeString(o.SHA256)
 	switch {
 	case o.Bytes < 0 || o.BlockBytes < 1 || o.PartBlocks < 1 || o.BlockBytes > most/o.PartBlocks || o.Bytes > 1<<60:
-		return fmt.Errorf("a file of %d bytes in parts of %d blocks of %d bytes", o.Bytes, o.PartBlocks, o.BlockBytes)
+		return fmt.Errorf("a file of %s in parts of %s of %s", many(o.Bytes, "byte"), many(o.PartBlocks, "block"), many(o.BlockBytes, "byte"))
 	case int64(o.Parts) != max(ceil(o.Bytes, o.partBytes()), 1):
-		return fmt.Errorf("a file of %d bytes in %d parts of %d bytes", o.Bytes, o.Parts, o.partBytes())
+		return fmt.Errorf("a file of %s in %s of %s", many(o.Bytes, "byte"), many(o.Parts, "part"), many(o.partBytes(), "byte"))
 	case err != nil || len(sum) != sha256.Size:
 		return fmt.Errorf("%.80q is no SHA-256", o.SHA256)
 	}
@@ -136,7 +136,7 @@ func hashFile(ctx context.Context, f io.ReaderAt, bytes int64, errs io.Writer) (
 	h := sha256.New()
 	n, err := io.Copy(h, &watchedReader{ctx, io.NewSectionReader(f, 0, bytes), p})
 	if err == nil && n != bytes {
-		err = fmt.Errorf("the file shrank from %d to %d bytes while it was read", bytes, n)
+		err = fmt.Errorf("the file shrank from %d to %s while it was read", bytes, many(n, "byte"))
 	}
 	return hex.EncodeToString(h.Sum(nil)), err
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http"
 	"time"
 
@@ -21,6 +22,7 @@ type holdConfig struct {
 	allowRemote bool
 	state       string
 	node        nixlgo.Config
+	handshakes  handshakes
 	ttl, maxTTL time.Duration
 	maxHolds    int
 	maxBody     int64
@@ -75,20 +77,32 @@ func newHold() *cobra.Command {
 	f.DurationVar(&c.maxTTL, "max-ttl", 10*time.Minute, "longest life that a hold may ask for")
 	f.IntVar(&c.maxHolds, "max-holds", 10000, "holds at once")
 	f.Int64Var(&c.maxBody, "max-body", 1<<20, "bytes of a request")
+	c.handshakes.flags(f)
 	libraryFlag(f, &c.node.Library)
 	formatFlags(f, &c.format, false)
 	return cmd
 }
 
 func (c *holdConfig) check() error {
-	if err := c.node.Lease.Validate(); err != nil {
-		return usageError{fmt.Errorf("hold: --lease: %w", err)}
+	if err := checkLease(c.node.Lease.Duration); err != nil {
+		return usageError{fmt.Errorf("hold: %w", err)}
 	}
 	switch {
 	case c.ttl <= 0 || c.maxTTL < c.ttl || c.maxTTL > lease.MaxTTL:
 		return usageError{fmt.Errorf("hold: --ttl %v and --max-ttl %v: want 0 < --ttl ≤ --max-ttl ≤ %v", c.ttl, c.maxTTL, lease.MaxTTL)}
-	case c.maxHolds < 1 || c.maxBody < 1:
-		return usageError{errors.New("hold: --max-holds and --max-body must be positive")}
+	case c.maxBody < 1:
+		return usageError{fmt.Errorf("hold: --max-body %d is not positive", c.maxBody)}
+	}
+	if err := c.handshakes.check(&c.node); err != nil {
+		return usageError{fmt.Errorf("hold: %w", err)}
+	}
+	if err := checkBounds(bound{"max-holds", c.maxHolds, 1, math.MaxInt32}); err != nil {
+		return usageError{fmt.Errorf("hold: %w", err)}
+	}
+	if c.listen != "" {
+		if err := checkHoldListen(c.listen, c.allowRemote); err != nil {
+			return usageError{fmt.Errorf("hold: --listen %s: %w", c.listen, err)}
+		}
 	}
 	return nil
 }
@@ -112,6 +126,9 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		}
 		if c.listen == "" {
 			c.listen = "unix:" + dir + "/nixlgo-hold.sock"
+			if err := checkHoldListen(c.listen, false); err != nil {
+				return fmt.Errorf("hold: %s: %w: give --listen", c.listen, err)
+			}
 		}
 		if c.state == "" {
 			c.state = dir + "/nixlgo-hold.state"
@@ -122,16 +139,16 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		return fmt.Errorf("hold: --state: %w", err)
 	}
 	defer func() { err = errors.Join(err, state.Close()) }()
-	l, address, err := listenHold(c.listen, c.allowRemote)
+	l, address, err := listenHold(c.listen)
 	if err != nil {
 		return err
 	}
 	defer l.Close()
-	node, err := nixlgo.New(c.node)
+	node, end, err := c.handshakes.open(c.node)
 	if err != nil {
 		return fmt.Errorf("hold: %w", err)
 	}
-	defer func() { err = errors.Join(err, node.Close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	h := newHolder(c, node, state, log)
 	defer h.stop()
 	resumed, err := h.resume()
@@ -144,7 +161,7 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
 	err = serveNode(ctx, node, l, server, func() error {
-		return say(out, c.format, holdReady{"ready", node.Engine(), address, c.state, resumed}, "hold: %s, %d holds go on", address, resumed)
+		return say(out, c.format, holdReady{"ready", node.Engine(), address, c.state, resumed}, "hold: %s, %s of an earlier run", address, many(resumed, "hold"))
 	})
 	if err != nil {
 		return fmt.Errorf("hold: %w", err)

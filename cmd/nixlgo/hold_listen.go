@@ -34,8 +34,25 @@ func privateDir(dir string) error {
 	return nil
 }
 
-// listenHold opens unix:/path, or host:port on the loopback interface. address is what a client is given.
-func listenHold(listen string, allowRemote bool) (l net.Listener, address string, err error) {
+// checkHoldListen refuses what is neither unix:/path nor, unless remote machines are allowed, a port of the loopback interface.
+func checkHoldListen(listen string, allowRemote bool) error {
+	if path, ok := strings.CutPrefix(listen, "unix:"); ok {
+		if max := len(syscall.RawSockaddrUnix{}.Path) - 1; path == "" || len(path) > max {
+			return fmt.Errorf("the path of a socket has %s, want 1 to %d", many(len(path), "byte"), max)
+		}
+		return nil
+	}
+	if err := checkListen(listen); err != nil {
+		return fmt.Errorf("want unix:/path or 127.0.0.1:PORT: %w", err)
+	}
+	if host, _, _ := net.SplitHostPort(listen); !loopback(host) && !allowRemote {
+		return errors.New("other machines reach it, and nothing authenticates them: want 127.0.0.1 or a socket, or --allow-remote as well")
+	}
+	return nil
+}
+
+// listenHold opens what checkHoldListen has let through. address is what a client is given.
+func listenHold(listen string) (l net.Listener, address string, err error) {
 	fail := func(err error) (net.Listener, string, error) {
 		return nil, "", fmt.Errorf("hold: --listen %s: %w", listen, err)
 	}
@@ -44,14 +61,6 @@ func listenHold(listen string, allowRemote bool) (l net.Listener, address string
 			return fail(err)
 		}
 		return l, listen, nil
-	}
-	host, _, err := net.SplitHostPort(listen)
-	if err != nil {
-		return nil, "", usageError{fmt.Errorf("hold: --listen %s: want unix:/path or 127.0.0.1:PORT: %w", listen, err)}
-	}
-	if !loopback(host) && !allowRemote {
-		return nil, "", usageError{fmt.Errorf("hold: --listen %s: other machines reach it, and nothing authenticates them: "+
-			"use 127.0.0.1 or a socket, or say --allow-remote", listen)}
 	}
 	if l, err = net.Listen("tcp", listen); err != nil {
 		return fail(err)
@@ -66,9 +75,6 @@ func loopback(host string) bool {
 
 // listenUnix opens a socket for this user alone. One that a killed daemon left behind is replaced.
 func listenUnix(path string) (net.Listener, error) {
-	if max := len(syscall.RawSockaddrUnix{}.Path) - 1; path == "" || len(path) > max {
-		return nil, fmt.Errorf("the path of a socket has 1 to %d bytes, not %d", max, len(path))
-	}
 	if info, err := os.Lstat(path); err == nil {
 		if info.Mode()&os.ModeSocket == 0 {
 			return nil, errors.New("a file that is no socket is there")

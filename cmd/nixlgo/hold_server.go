@@ -162,7 +162,7 @@ func (h *holder) hold(p *lease.Params, ttl time.Duration) (x hold.Hold, created 
 		h.end(old)
 	}
 	if len(h.holds) >= h.cfg.maxHolds {
-		return x, false, refusal(http.StatusTooManyRequests, hold.CodeFull, "%d leases are held, as many as --max-holds allows", len(h.holds))
+		return x, false, refusal(http.StatusTooManyRequests, hold.CodeFull, "%s held, as many as --max-holds allows", many(len(h.holds), "lease"))
 	}
 	held, err := h.node.Hold(p)
 	if err != nil {
@@ -255,7 +255,7 @@ func (h *holder) post(w http.ResponseWriter, r *http.Request) error {
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, h.cfg.maxBody))
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-		return refusal(http.StatusRequestEntityTooLarge, hold.CodeTooLarge, "the body has more than the %d bytes of --max-body", h.cfg.maxBody)
+		return refusal(http.StatusRequestEntityTooLarge, hold.CodeTooLarge, "the body has more than the %s of --max-body", many(h.cfg.maxBody, "byte"))
 	} else if err != nil {
 		return invalidHold("body: %v", err)
 	}

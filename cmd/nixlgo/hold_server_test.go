@@ -294,7 +294,7 @@ func TestHoldKeepsOthersOut(t *testing.T) {
 		"state a link":   {exitFailed, "mode 0700", []string{"--state", link, "--listen", "127.0.0.1:0"}},
 		"socket in use":  {exitFailed, "another daemon listens there", []string{"--state", private, "--listen", "unix:" + socket}},
 		"socket a file":  {exitFailed, "no socket", []string{"--state", private, "--listen", "unix:" + file}},
-		"socket too far": {exitFailed, "bytes", []string{"--state", private, "--listen", "unix:/" + strings.Repeat("x", 108)}},
+		"socket too far": {exitUsage, "bytes", []string{"--state", private, "--listen", "unix:/" + strings.Repeat("x", 108)}},
 		"all interfaces": {exitUsage, "--allow-remote", []string{"--state", private, "--listen", ":8201"}},
 		"another host":   {exitUsage, "--allow-remote", []string{"--state", private, "--listen", "192.0.2.1:8201"}},
 		"a name":         {exitUsage, "--allow-remote", []string{"--state", private, "--listen", "example.com:8201"}},

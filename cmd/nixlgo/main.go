@@ -69,9 +69,7 @@ func newRoot() *cobra.Command {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "_", "-"))
 	})
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w (see %s --help)", err, cmd.CommandPath())}
-	})
+	root.SetFlagErrorFunc(flagError)
 	root.AddCommand(newBench(), newBenchTarget(), newCheck(), newDemo(), newDemoNode(), newDoctor(), newHold(), newProbe(), newFetch(), newRelay(), newServe())
 	root.InitDefaultCompletionCmd()
 	completion, _, _ := root.Find([]string{"completion"})

@@ -148,6 +148,14 @@ func (t *table) line(cell func(int) string) {
 // end returns the first error.
 func (t *table) end() error { return t.err }
 
+// many is a number and what there are so many of: 1 block, 2 blocks.
+func many[N int | int64](n N, what string) string {
+	if n != 1 {
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
 // say prints one line: text for people, or v as a JSON object.
 func say(w io.Writer, f format, v any, text string, a ...any) error {
 	if f == formatJSON {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"strconv"
 	"strings"
@@ -31,6 +32,8 @@ type probeConfig struct {
 	engine  string
 	read    bool
 	bytes   int
+	keyFile string
+	key     []byte
 	library string
 	backend string
 	timeout time.Duration
@@ -45,6 +48,7 @@ func newProbe() *cobra.Command {
 		Long: "probe asks the side channel of a NixlConnector, vLLM's or nixlgo's, for the metadata that a reader gets, and prints it.\n" +
 			"With --read it also reads blocks of the instance's KV cache, in a process of its own, and says over which transport.\n" +
 			"Nothing is written at the instance, and no lease is taken or ended.\n\n" +
+			"An instance with a shared key answers those alone who have it: --key-file.\n\n" +
 			"Only rank 0 is asked unless --tp or --pp say that there are more: a request for a rank that does not exist ends the\n" +
 			"side channel of vLLM up to 0.33 for good.",
 		Example: "  nixlgo probe tcp://10.0.0.6:5600                    # engine, hash, geometry, lease slots, round trip\n" +
@@ -65,6 +69,7 @@ func newProbe() *cobra.Command {
 	f.StringVar(&c.engine, "engine", "", "engine id that is expected")
 	f.BoolVar(&c.read, "read", false, "read blocks of every rank")
 	f.IntVar(&c.bytes, "bytes", 16<<20, "how much --read reads, at least one block")
+	keyFlag(f, &c.keyFile)
 	libraryFlag(f, &c.library)
 	f.StringVar(&c.backend, "backend", "UCX", "NIXL plugin for --read")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "longest wait for one answer, and for one READ")
@@ -83,17 +88,13 @@ func (c *probeConfig) check(args []string) (err error) {
 		return err
 	}
 	const limit = 1024
-	switch {
-	case c.tp < 1 || c.pp < 1 || c.tp > limit || c.pp > limit:
-		return fmt.Errorf("--tp %d and --pp %d must be 1 to %d", c.tp, c.pp, limit)
-	case c.count < 1 || c.count > limit:
-		return fmt.Errorf("--count %d must be 1 to %d", c.count, limit)
-	case c.timeout <= 0:
-		return fmt.Errorf("--timeout %v is not positive", c.timeout)
-	case c.bytes < 1:
-		return fmt.Errorf("--bytes %d is not positive", c.bytes)
+	if c.key, err = readKey(c.keyFile); err != nil {
+		return err
 	}
-	return nil
+	if c.timeout <= 0 {
+		return fmt.Errorf("--timeout %v is not positive", c.timeout)
+	}
+	return checkBounds(bound{"tp", c.tp, 1, limit}, bound{"pp", c.pp, 1, limit}, bound{"count", c.count, 1, limit}, bound{"bytes", c.bytes, 1, math.MaxInt64})
 }
 
 // probeRank is what one rank answers.
@@ -137,7 +138,7 @@ type probeReport struct {
 
 // probeFailure says what went wrong in a word for programs and in a sentence for people.
 type probeFailure struct {
-	word string // address, refused, unreachable, timeout, protocol, handshake, rank, engine, hash, ranks, read
+	word string // address, refused, unreachable, timeout, protocol, handshake, key, rank, engine, hash, ranks, read
 	err  error
 }
 
@@ -212,12 +213,16 @@ func (c *probeConfig) ask(ctx context.Context, pp, tp int) (best *rdma.Reply, er
 func (c *probeConfig) askOnce(ctx context.Context, pp, tp int) (*rdma.Reply, error) {
 	short, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	reply, err := rdma.Probe(short, c.host, c.port, pp, tp)
+	reply, err := rdma.ProbeWithKey(short, c.host, c.port, pp, tp, c.key)
 	switch {
 	case err == nil:
 		return reply, nil
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
+	case errors.Is(err, rdma.ErrKey) && c.key == nil:
+		return nil, failure("key", "%w: the instance answers those alone who have its key: give --key-file", err)
+	case errors.Is(err, rdma.ErrKey):
+		return nil, failure("key", "%w: the key of --key-file is not the instance's", err)
 	case errors.Is(err, rdma.ErrWire):
 		return nil, failure("handshake", "%w: the peer speaks ZeroMQ but does not answer as a NixlConnector of vLLM 0.32 or 0.33 or of nixlgo does", err)
 	}
@@ -319,11 +324,11 @@ func (r *probeReport) text() string {
 	}
 	line("engine", "%s", r.Engine)
 	line("hash", "%s", r.Hash)
-	line("connector", "layout %s, attention %s, %d tokens a block, %d kernel blocks a block, dcp %d, pcp %d", r.Layout, r.Backend, r.Tokens, r.Physical, r.DCP, r.PCP)
+	line("connector", "layout %s, attention %s, %s a block, %s a block, dcp %d, pcp %d", r.Layout, r.Backend, many(r.Tokens, "token"), many(r.Physical, "kernel block"), r.DCP, r.PCP)
 	for _, k := range r.Ranks {
-		line("rank", "pp %d, tp %d: NIXL agent %s, %d bytes of metadata", k.PP, k.TP, k.Agent, k.AgentBytes)
-		line("  KV cache", "%d regions of %d blocks, %s bytes a block, %d bytes in all, memory %s, device %d",
-			k.Regions, k.Blocks, list(k.BlockBytes), k.KVBytes, cmp.Or(strings.Join(k.MemoryTypes, " "), "not stated"), k.Device)
+		line("rank", "pp %d, tp %d: NIXL agent %s, %s of metadata", k.PP, k.TP, k.Agent, many(k.AgentBytes, "byte"))
+		line("  KV cache", "%s of %s, %s bytes a block, %s in all, memory %s, device %d",
+			many(k.Regions, "region"), many(k.Blocks, "block"), list(k.BlockBytes), many(k.KVBytes, "byte"), cmp.Or(strings.Join(k.MemoryTypes, " "), "not stated"), k.Device)
 		slots := "none: reads cannot be verified (vLLM up to 0.33 has none)"
 		if k.LeaseSlots > 0 {
 			slots = strconv.Itoa(k.LeaseSlots)
@@ -335,7 +340,7 @@ func (r *probeReport) text() string {
 		line("  round trip", "%.3f ms", 1e3*k.RTTSeconds)
 		line("  clock", "%+.6f s from ours, ± %.6f s", k.ClockOffsetSeconds, k.ClockBoundSeconds)
 		if k.Read != nil {
-			line("  read", "%d bytes in %.3f ms, %.3f GB/s; the first, with the connection, %.3f ms", k.Read.Bytes, 1e3*k.Read.Seconds, k.Read.GBs, 1e3*k.Read.FirstSeconds)
+			line("  read", "%s in %.3f ms, %.3f GB/s; the first, with the connection, %.3f ms", many(k.Read.Bytes, "byte"), 1e3*k.Read.Seconds, k.Read.GBs, 1e3*k.Read.FirstSeconds)
 			line("  transport", "%s, %s", k.Read.Backend, k.Read.Transport)
 		}
 	}

@@ -8,10 +8,11 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"net/http"
-	"net/url"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -24,12 +25,13 @@ import (
 
 // relayConfig is the command line of relay.
 type relayConfig struct {
-	listen string
-	like   string
-	node   nixlgo.Config
-	verify bool
-	drain  time.Duration
-	format format
+	listen     string
+	like       string
+	node       nixlgo.Config
+	handshakes handshakes
+	verify     bool
+	drain      time.Duration
+	format     format
 }
 
 func newRelay() *cobra.Command {
@@ -77,6 +79,7 @@ func newRelay() *cobra.Command {
 	f.BoolVar(&c.verify, "verify", false, "refuse blocks whose lease cannot be verified after the read")
 	f.DurationVar(&c.node.ReadTimeout, "timeout", time.Minute, "longest wait for an owner")
 	f.DurationVar(&c.drain, "drain", 30*time.Second, "longest wait for decoders at the end")
+	c.handshakes.flags(f)
 	libraryFlag(f, &c.node.Library)
 	formatFlags(f, &c.format, false)
 	return cmd
@@ -86,14 +89,29 @@ func newRelay() *cobra.Command {
 func (c *relayConfig) check(ctx context.Context) error {
 	bad := func(format string, a ...any) error { return usageError{fmt.Errorf("relay: "+format, a...)} }
 	c.node.Lease.Verification = c.verify
-	if err := c.node.Lease.Validate(); err != nil {
-		return bad("--lease: %w", err)
+	if err := checkLease(c.node.Lease.Duration); err != nil {
+		return bad("%w", err)
 	}
 	if err := checkSideChannel(&c.node); err != nil {
 		return bad("%w", err)
 	}
-	if c.node.Blocks < 1 || c.drain < 0 || c.node.ReadTimeout <= 0 {
-		return bad("--blocks, --drain or --timeout is too small")
+	if err := c.handshakes.check(&c.node); err != nil {
+		return bad("%w", err)
+	}
+	if err := checkListen(c.listen); err != nil {
+		return bad("--listen: %w", err)
+	}
+	n := &c.node
+	const most = math.MaxInt32
+	if err := checkBounds(bound{"blocks", n.Blocks, 1, most}, bound{"layers", n.Layers, 0, most}, bound{"block-bytes", n.BlockBytes, 0, most},
+		bound{"block-tokens", n.BlockTokens, 0, most}); err != nil {
+		return bad("%w", err)
+	}
+	switch {
+	case c.drain < 0:
+		return bad("--drain %v is negative", c.drain)
+	case n.ReadTimeout <= 0:
+		return bad("--timeout %v is not positive", n.ReadTimeout)
 	}
 	if c.like == "" {
 		if c.node.Layers < 1 || c.node.BlockBytes < 1 || c.node.BlockTokens < 1 {
@@ -110,7 +128,7 @@ func (c *relayConfig) check(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	reply, err := rdma.Probe(ctx, host, port, 0, 0)
+	reply, err := rdma.ProbeWithKey(ctx, host, port, 0, 0, c.node.Key)
 	if err != nil {
 		return fmt.Errorf("relay: --like %s: %w", c.like, err)
 	}
@@ -141,17 +159,13 @@ func (c *relayConfig) mirror(r *rdma.Reply) error {
 
 // sideChannelAddress splits tcp://host:port.
 func sideChannelAddress(s string) (host string, port int, err error) {
-	u, err := url.Parse(s)
-	if err == nil && (u.Scheme != "tcp" || u.Hostname() == "" || u.Path != "" || u.User != nil) {
-		err = errors.New("not of the form tcp://host:port")
-	}
-	if err == nil {
-		port, err = strconv.Atoi(u.Port())
-	}
-	if err != nil || port < 1 || port > 65535 {
+	address, ok := strings.CutPrefix(s, "tcp://")
+	if !ok || checkConnect(address) != nil {
 		return "", 0, fmt.Errorf("%q is no side-channel address: want tcp://host:port", s)
 	}
-	return u.Hostname(), port, nil
+	host, digits, _ := net.SplitHostPort(address)
+	port, _ = strconv.Atoi(digits)
+	return host, port, nil
 }
 
 // relay serves one Node over HTTP.
@@ -178,16 +192,17 @@ type relayReady struct {
 func (c *relayConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(errs, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	c.node.Logger = log
+	warnOfPort(log, c.node.Port)
 	l, err := net.Listen("tcp", c.listen)
 	if err != nil {
 		return fmt.Errorf("relay: --listen %s: %w", c.listen, err)
 	}
 	defer l.Close()
-	node, err := nixlgo.New(c.node)
+	node, end, err := c.handshakes.open(c.node)
 	if err != nil {
 		return fmt.Errorf("relay: %w", err)
 	}
-	defer func() { err = errors.Join(err, node.Close()) }()
+	defer func() { err = errors.Join(err, end()) }()
 	r := &relay{node: node, blocks: newBlockPool(c.node.Blocks), log: log}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /{$}", r.post)
@@ -254,8 +269,8 @@ func readParams(body io.Reader) (*lease.Params, error) {
 		return nil, fmt.Errorf("%w: kv_transfer_params: %w", lease.ErrInvalid, err)
 	}
 	if !p.DoRemotePrefill || len(p.RemoteBlockIDs) != 1 || len(p.RemoteBlockIDs[0]) == 0 {
-		return nil, fmt.Errorf("%w: kv_transfer_params with do_remote_prefill and the blocks of one group are wanted, got do_remote_prefill %t and %d groups",
-			lease.ErrInvalid, p.DoRemotePrefill, len(p.RemoteBlockIDs))
+		return nil, fmt.Errorf("%w: kv_transfer_params with do_remote_prefill and the blocks of one group are wanted, got do_remote_prefill %t and %s",
+			lease.ErrInvalid, p.DoRemotePrefill, many(len(p.RemoteBlockIDs), "group"))
 	}
 	return p, nil
 }

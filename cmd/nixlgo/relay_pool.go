@@ -34,7 +34,7 @@ func (p *blockPool) take(ctx context.Context, n int) ([]int, error) {
 	case p.turn <- struct{}{}:
 		defer func() { <-p.turn }()
 	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for %d blocks: %w", n, context.Cause(ctx))
+		return nil, fmt.Errorf("wait for %s: %w", many(n, "block"), context.Cause(ctx))
 	}
 	for {
 		p.mu.Lock()
@@ -49,7 +49,7 @@ func (p *blockPool) take(ctx context.Context, n int) ([]int, error) {
 		select {
 		case <-given:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for %d blocks: %w", n, context.Cause(ctx))
+			return nil, fmt.Errorf("wait for %s: %w", many(n, "block"), context.Cause(ctx))
 		}
 	}
 }

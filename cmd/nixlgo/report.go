@@ -139,7 +139,7 @@ func runFacts(started time.Time) []fact {
 		{"Date", started.Format("2006-01-02 15:04:05 -07:00")},
 		{"nixlgo", moduleVersion()},
 		{"Go", fmt.Sprintf("%s %s/%s", runtime.Version(), runtime.GOOS, runtime.GOARCH)},
-		{"Host", fmt.Sprintf("%s, %d cores, Linux %s", host, runtime.NumCPU(), strings.TrimSpace(string(kernel)))},
+		{"Host", fmt.Sprintf("%s, %s, Linux %s", host, many(runtime.NumCPU(), "core"), strings.TrimSpace(string(kernel)))},
 	}
 	if l := nixl.Loaded(); l != nil {
 		facts = append(facts, fact{"NIXL library", l.Path})

@@ -25,6 +25,7 @@ type serveConfig struct {
 	memoryMiB  int
 	drain      time.Duration
 	node       nixlgo.Config
+	handshakes handshakes
 	format     format
 }
 
@@ -48,7 +49,8 @@ func newServe() *cobra.Command {
 			"HTTP does not reach, and new ones when those were read or ran out.\n\n" +
 			"SIGTERM drains: nothing is published any more, and serve waits up to --drain until what is published was read or ran out.\n" +
 			"It says who still holds something, and exits with 1 if somebody does at the end. A second SIGTERM ends it at once.\n\n" +
-			"Nothing is authenticated or encrypted. Whoever reaches --http or the side channel can read the file and keep its blocks\n" +
+			"With --key-file the side channel gives its metadata to those alone who have the key; HTTP and the bytes stay as they are.\n" +
+			"Without it nothing is authenticated or encrypted. Whoever reaches --http or the side channel can read the file and keep its blocks\n" +
 			"leased. With the NIXL metadata that the side channel tells everybody, a peer can read the registered memory without a\n" +
 			"lease; over TCP, where UCX copies in software and checks no address, a hostile one can read any memory of this process,\n" +
 			"or end it. So both ports are on the loopback interface unless --host or --http says otherwise: name an address of a\n" +
@@ -81,6 +83,7 @@ func newServe() *cobra.Command {
 	f.IntVar(&c.node.BlockBytes, "block-bytes", 1<<20, "bytes of a block")
 	f.DurationVar(&c.node.Lease.Duration, "lease", 0, "life of a lease that its reader does not renew (default 30s, with --params 10m)")
 	f.DurationVar(&c.drain, "drain", 30*time.Second, "longest wait for readers at the end")
+	c.handshakes.flags(f)
 	libraryFlag(f, &c.node.Library)
 	formatFlags(f, &c.format, false)
 	return cmd
@@ -93,11 +96,19 @@ func (c *serveConfig) check() error {
 		usual = 10 * time.Minute
 	}
 	c.node.Lease.Duration = cmp.Or(c.node.Lease.Duration, usual)
-	if err := c.node.Lease.Validate(); err != nil {
-		return bad("--lease: %w", err)
+	if err := checkLease(c.node.Lease.Duration); err != nil {
+		return bad("%w", err)
 	}
 	if err := checkSideChannel(&c.node); err != nil {
 		return bad("%w", err)
+	}
+	if err := c.handshakes.check(&c.node); err != nil {
+		return bad("%w", err)
+	}
+	if c.http != "" {
+		if err := checkListen(c.http); err != nil {
+			return bad("--http: %w", err)
+		}
 	}
 	const most = 1 << 20 // MiB
 	switch {
@@ -114,6 +125,7 @@ func (c *serveConfig) check() error {
 func (c *serveConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(errs, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	c.node.Logger = log
+	warnOfPort(log, c.node.Port)
 	file, err := openFile(ctx, c.file, c.node.BlockBytes, c.requestMiB<<20/c.node.BlockBytes, errs)
 	if err != nil {
 		return err
@@ -134,7 +146,7 @@ func (c *serveConfig) run(ctx context.Context, out, errs io.Writer) (err error) 
 		return fmt.Errorf("%s: %w", flag, err)
 	}
 	defer l.Close()
-	node, err := nixlgo.New(c.node)
+	node, end, err := c.handshakes.open(c.node)
 	if err != nil {
 		return err
 	}
@@ -142,7 +154,7 @@ func (c *serveConfig) run(ctx context.Context, out, errs io.Writer) (err error) 
 	background, stop := context.WithCancel(context.Background())
 	defer func() {
 		stop()
-		err = errors.Join(err, node.Close()) // ends what is published
+		err = errors.Join(err, end()) // ends what is published
 		s.background.Wait()
 	}()
 	server, err := s.server(log)

@@ -54,7 +54,7 @@ func (s *fileServer) publish(ctx context.Context, n int, reader string) (*nixlgo
 	s.mu.Lock()
 	s.readers[id] = reader
 	s.mu.Unlock()
-	s.log.say(fileEvent{Event: "granted", Request: id, Part: &n, Reader: reader, Blocks: count, Bytes: size}, "%s to %s: %d blocks, %s", id, reader, count, byteSize(size))
+	s.log.say(fileEvent{Event: "granted", Request: id, Part: &n, Reader: reader, Blocks: count, Bytes: size}, "%s to %s: %s, %s", id, reader, many(count, "block"), byteSize(size))
 	s.background.Go(func() { s.await(p, id, n, size, blocks) })
 	params := p.Params()
 	about, _ := json.Marshal(filePart{s.offer, n}) // strings and numbers always marshal
@@ -97,7 +97,7 @@ func (s *fileServer) watch(ctx context.Context) {
 		now := time.Now()
 		stats := s.node.Stats().Worker.Leases
 		if n := stats.Renewals - renewals; n > 0 {
-			s.log.say(fileEvent{Event: "renewed", Renewals: n, Leases: int(stats.Live)}, "%d times, %d leases live", n, stats.Live)
+			s.log.say(fileEvent{Event: "renewed", Renewals: n, Leases: int(stats.Live)}, "%s, %s live", many(n, "time"), many(stats.Live, "lease"))
 		}
 		if n := s.passed.Load() - read; n > 0 {
 			rate := gbs(n, now.Sub(last))
@@ -173,7 +173,7 @@ func (s *fileServer) ready(c *serveConfig, l net.Listener) error {
 	r.Fetch = "nixlgo fetch " + r.URL
 	s.log.mu.Lock()
 	defer s.log.mu.Unlock()
-	return say(s.log.out, c.format, r, "%s: %s in %d requests, SHA-256 %s\nside channel %s\non the other machine: %s", r.Name, byteSize(r.Bytes), r.Parts, r.SHA256,
+	return say(s.log.out, c.format, r, "%s: %s in %s, SHA-256 %s\nside channel %s\non the other machine: %s", r.Name, byteSize(r.Bytes), many(r.Parts, "request"), r.SHA256,
 		r.SideChannel, r.Fetch)
 }
 
@@ -183,7 +183,7 @@ func (s *fileServer) drain(patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	leases := s.node.Leases()
-	s.log.say(fileEvent{Event: "draining", Leases: len(leases), Seconds: patience.Seconds()}, "up to %v for %d leases; nothing is published any more", patience, len(leases))
+	s.log.say(fileEvent{Event: "draining", Leases: len(leases), Seconds: patience.Seconds()}, "up to %v for %s; nothing is published any more", patience, many(len(leases), "lease"))
 	s.sayLeft("waiting", leases)
 	left, err := s.node.Drain(ctx)
 	if err == nil {
@@ -192,7 +192,7 @@ func (s *fileServer) drain(patience time.Duration) error {
 	}
 	leases = s.node.Leases()
 	s.sayLeft("left", leases)
-	return fmt.Errorf("%d requests were neither read nor expired after %v, and are revoked: %w", len(left), patience, err)
+	return fmt.Errorf("%s neither read nor expired after %v, and revoked now: %w", many(len(left), "request"), patience, err)
 }
 
 // sayLeft names holders, the first hundred of them.

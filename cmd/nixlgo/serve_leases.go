@@ -210,6 +210,15 @@ func (v *leaseView) Last() int { return v.Offset + len(v.Rows) }
 // First is the number of the first row, 0 when there is none.
 func (v *leaseView) First() int { return min(v.Offset+1, v.Found) }
 
+// Pinned is what lives, for people.
+func (v *leaseView) Pinned() string {
+	verb := "pin"
+	if v.Leases == 1 {
+		verb = "pins"
+	}
+	return many(v.Leases, "lease") + " " + verb + " " + many(v.Blocks, "block")
+}
+
 // Sortable reports whether the page can be sorted by a column.
 func (c leaseColumn) Sortable() bool { return c.compare != nil }
 

@@ -89,6 +89,17 @@ func TestLeasePageLinksToThePagesBesideIt(t *testing.T) {
 	require.Contains(t, get("q=nothing"), "No lease matches")
 }
 
+// On a telephone the last columns are out of sight: the table is in a box that scrolls by touch and by keys, and says so.
+func TestLeasePageFitsNarrowScreens(t *testing.T) {
+	w := httptest.NewRecorder()
+	manyLeases(1).html(w, httptest.NewRequest(http.MethodGet, "/debug/leases", nil))
+	page := w.Body.String()
+	require.Contains(t, page, `<div class="wrap" id="table" role="region" aria-label="Leases" tabindex="0"><table>`)
+	require.Regexp(t, `\.wrap \{ overflow-x: auto;[^}]* no-repeat local,[^}]* no-repeat scroll`, page, "shadows where there is more")
+	require.Contains(t, page, "table.scrollLeft = left", "the renewal does not scroll back")
+	require.Contains(t, page, "1 lease pins 0 blocks")
+}
+
 // Requests and readers are what other machines say they are.
 func TestLeasePageEscapesWhatReadersSend(t *testing.T) {
 	evil := `<script>alert(1)</script>`

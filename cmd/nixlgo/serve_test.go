@@ -258,7 +258,7 @@ func TestFetchTakesParamsInsteadOfAURL(t *testing.T) {
 	requireSameFile(t, path, to) // what was there before
 	code, _, stderr = run(t, exe, "fetch", params()[0])
 	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, "params of 1 parts are here, and the file has 4")
+	require.Contains(t, stderr, "kv_transfer_params of 1 part of the file were given, and it has 4")
 }
 
 // A reader that dies costs a lease; one that comes later gets everything.
@@ -429,7 +429,7 @@ func TestFetchAsksAgainForAPartWhoseLeaseLapsed(t *testing.T) {
 		var out bytes.Buffer
 		f := &fetcher{fetchConfig: &fetchConfig{parallel: 1, attempts: c.attempts, format: formatJSON}, source: source, offer: offer, node: reader, blocks: newBlockPool(1)}
 		path := filepath.Join(t.TempDir(), "file")
-		err := writeWhole(path, func(file *os.File) error { return f.fetch(t.Context(), file, &out, io.Discard) })
+		err := writeWhole(path, io.Discard, func(file *os.File) error { return f.fetch(t.Context(), file, &out, io.Discard) })
 		require.Equal(t, min(c.lapsed+1, c.attempts), source.asked)
 		require.Equal(t, c.lapsed, strings.Count(out.String(), `"event":"lapsed"`), &out)
 		if c.lapsed < c.attempts {
@@ -525,12 +525,12 @@ func TestWriteWholeLeavesNothingHalfDone(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "file")
 	t.Chdir(dir)
-	require.NoError(t, writeWhole("file", func(f *os.File) error {
+	require.NoError(t, writeWhole("file", io.Discard, func(f *os.File) error {
 		require.FileExists(t, filepath.Join(dir, filepath.Base(f.Name())), "a rename from another file system fails")
 		_, err := f.WriteString("first")
 		return err
 	}))
-	err := writeWhole(path, func(f *os.File) error {
+	err := writeWhole(path, io.Discard, func(f *os.File) error {
 		_, err := f.WriteString("sec")
 		require.NoError(t, err)
 		return context.Canceled
@@ -542,6 +542,39 @@ func TestWriteWholeLeavesNothingHalfDone(t *testing.T) {
 	files, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Len(t, files, 1)
+}
+
+// kill -9 leaves a file that nobody would remove.
+func TestFetchReplacesWhatAKilledFetchHasLeft(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "copy")
+	left := filepath.Join(filepath.Dir(path), ".copy.part")
+	require.NoError(t, os.WriteFile(left, []byte("longer than the file"), 0o600))
+	var said bytes.Buffer
+	require.NoError(t, writeWhole(path, &said, func(f *os.File) error {
+		var other bytes.Buffer
+		err := writeWhole(path, &other, func(*os.File) error { return errors.New("two write it") })
+		require.EqualError(t, err, "another nixlgo fetch is writing "+path)
+		require.Empty(t, other.String())
+		_, err = f.WriteString("whole")
+		return err
+	}))
+	require.Equal(t, "fetch: "+left+", 20 B, was left by a fetch that was killed: it is replaced\n", said.String())
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "whole", string(b))
+	require.NoFileExists(t, left)
+
+	said.Reset()
+	require.NoError(t, writeWhole(path, &said, func(*os.File) error { return nil }))
+	require.Empty(t, said.String(), "nothing was left")
+
+	secret := filepath.Join(t.TempDir(), "secret")
+	require.NoError(t, os.WriteFile(secret, []byte("secret"), 0o600))
+	require.NoError(t, os.Symlink(secret, left))
+	require.Error(t, writeWhole(path, &said, func(*os.File) error { return nil }), "a link that somebody else put there")
+	b, err = os.ReadFile(secret)
+	require.NoError(t, err)
+	require.Equal(t, "secret", string(b))
 }
 
 func TestServeAndFetchRefuseAWrongCommandLine(t *testing.T) {
@@ -559,7 +592,7 @@ func TestServeAndFetchRefuseAWrongCommandLine(t *testing.T) {
 		require.Empty(t, stdout)
 	}
 	for _, args := range [][]string{
-		{"serve", filepath.Join(t.TempDir(), "nothing")}, {"serve", t.TempDir()}, {"serve", path, "--http", "nonsense"}, {"serve", path, "--library", "/nowhere.so"},
+		{"serve", filepath.Join(t.TempDir(), "nothing")}, {"serve", t.TempDir()}, {"serve", path, "--http", "192.0.2.1:80"}, {"serve", path, "--library", "/nowhere.so"},
 		{"fetch", "http://127.0.0.1:1"}, {"fetch", "{}"},
 	} {
 		code, _, stderr := run(t, exe, args...)

@@ -37,7 +37,7 @@ func Answer(ctx context.Context, l net.Listener, timeout time.Duration) error {
 		var r calledBack
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
-		if _, err := handshake(ctx, string(request[1])); err != nil && !errors.Is(err, rdma.ErrWire) {
+		if _, err := handshake(ctx, string(request[1])); err != nil && !errors.Is(err, rdma.ErrWire) && !errors.Is(err, rdma.ErrKey) {
 			r.Error = err.Error()
 		}
 		reply, err := json.Marshal(r)
@@ -72,7 +72,11 @@ func CheckPeer(ctx context.Context, address, ownHost, ownPort string, timeout ti
 	switch {
 	case err == nil:
 		to.Value = fmt.Sprintf("engine %q answers in %v", reply.Metadata.Engine, reply.RTT.Round(time.Microsecond))
-		from.Value, from.Cause = "not tested", "an instance calls nobody back; run `nixlgo doctor --answer HOST:PORT` there in its place"
+		from.Value, from.Cause = "not tested", notCalled
+		return []diagnose.Finding{to, from}
+	case errors.Is(err, rdma.ErrKey):
+		to.Value = "an instance answers that has a shared key"
+		from.Value, from.Cause = "not tested", notCalled
 		return []diagnose.Finding{to, from}
 	case !errors.Is(err, rdma.ErrWire):
 		to.Status, to.Value, to.Cause, to.Remedy = diagnose.Fail, rdma.HandshakeCauseOf(err).String(), err.Error(), remedies[rdma.HandshakeCauseOf(err)]
@@ -92,6 +96,8 @@ func CheckPeer(ctx context.Context, address, ownHost, ownPort string, timeout ti
 	}
 	return []diagnose.Finding{to, from}
 }
+
+const notCalled = "an instance calls nobody back; run `nixlgo doctor --answer HOST:PORT` there in its place"
 
 var remedies = map[rdma.HandshakeCause]string{
 	rdma.HandshakeUnreachable: "start the instance, or correct the address: its VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT",

@@ -96,6 +96,18 @@ func TestARunningInstanceIsReachedAndLeftAlone(t *testing.T) {
 	require.Zero(t, n.Stats().SideChannel.Bad, "vllm#54757: what is no handshake would end vLLM's side channel")
 }
 
+// Who refuses the doctor for want of its key was reached.
+func TestAnInstanceWithAKeyIsReached(t *testing.T) {
+	n, err := nixlgo.New(nixlgo.Config{Layers: 1, Blocks: 1, BlockBytes: 64, Key: []byte("0123456789abcdef"), Fabric: rdmatest.NewNetwork().NewFabric("P")})
+	require.NoError(t, err)
+	defer n.Close()
+	found := CheckPeer(t.Context(), fmt.Sprint("127.0.0.1:", n.Port()), "", "", 5*time.Second)
+	require.Len(t, found, 2)
+	require.Equal(t, []any{diagnose.OK, "an instance answers that has a shared key", "not tested"}, []any{found[0].Status, found[0].Value, found[1].Value})
+	found = CheckPeer(t.Context(), answer(t), "127.0.0.1", strconv.Itoa(n.Port()), 5*time.Second)
+	require.Equal(t, "it reaches 127.0.0.1:"+strconv.Itoa(n.Port()), found[1].Value)
+}
+
 func TestAPeerThatIsNotReachedIsAFailureWithARemedy(t *testing.T) {
 	mute, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
