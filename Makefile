@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-versions demo build test test-race test-asan test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity deploy-check docs-check \
-  api-coverage matrix test-etcd model-check bench bench-lease bench-binding bench-read bench-fleet ci clean
+  api-coverage matrix test-etcd model-check bench bench-lease bench-binding bench-read bench-fleet bench-etcd ci clean
 
 # Tests must find this NIXL, never another one of the machine.
 export NIXLGO_LIBRARY = $(CURDIR)/.nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so
@@ -124,7 +124,7 @@ soak-lease: ## the model of package lease for SOAK (20000) random histories
 
 check: ## formatting, vet, staticcheck, module files, purity of lease
 	@echo "check: gofmt -s"; test -z "$$(gofmt -s -l . | tee /dev/stderr)"
-	@echo "check: go vet"; go vet ./... && go vet -tags leasefaults,interop_vllm,pynixl,etcd,deploy ./lease/... ./cgo_test/... ./rdma/etcd ./nixl . ./cmd/nixlgo/deploy && CGO_ENABLED=0 go vet ./lease/... ./rdma/... .
+	@echo "check: go vet"; go vet ./... && go vet -tags leasefaults,interop_vllm,pynixl,etcd,deploy ./lease/... ./cgo_test/... ./rdma/etcd ./nixl . ./cmd/nixlgo/... && CGO_ENABLED=0 go vet ./lease/... ./rdma/... .
 	@echo "check: staticcheck"; go run $(STATICCHECK) ./...
 	@echo "check: go mod tidy"; go mod tidy -diff
 	@echo "check: lease imports only the standard library, and builds and passes without cgo"
@@ -151,7 +151,7 @@ test-etcd: setup ## metadata through a real etcd, which is killed, restarted, em
 	@$(call need,etcd --version,etcd (Debian: apt-get install etcd-server))
 	@echo "test-etcd: go test -tags etcd"
 	@go test -count=1 -tags etcd -parallel 8 -timeout 5m ./rdma/etcd
-	@go test -count=1 -tags etcd -run Etcd -p 1 -timeout 5m ./nixl .
+	@go test -count=1 -tags etcd -run Etcd -p 1 -timeout 5m ./nixl . ./cmd/nixlgo
 
 # promtool is Debian's where there is none: it is taken out of the package, whose installation would start a server.
 $(DEPLOY_STAMP):
@@ -206,9 +206,14 @@ bench-read: setup $(PYNIXL_STAMP) ## reads beside NIXL's Python API, in out/benc
 bench-fleet: setup ## what 64 readers that renew 100,000 leases cost an owner, and an idle node, in out/bench-fleet.json
 	@go run ./cgo_test/benchfleet
 
+bench-etcd: ## what a fleet of 1,000 engines asks of one etcd
+	@$(call need,etcd --version,etcd (Debian: apt-get install etcd-server))
+	@go test -tags etcd -run '^$$' -bench Fleet -benchtime 1000x -timeout 10m ./rdma/etcd
+
 ci: check abi-check api-coverage parity deploy-check docs-check model-check test test-race test-asan test-etcd test-pynixl ## what CI runs
 	@echo "ci: chaos for 20s"; go run ./cgo_test/chaos -both -duration 20s
 	@echo "ci: every benchmark runs"; $(MAKE) --no-print-directory bench BENCHTIME=1x >/dev/null
+	@go test -tags etcd -run '^$$' -bench . -benchtime 1x ./rdma/etcd >/dev/null
 	@$(MAKE) --no-print-directory demo
 
 clean: ## remove what the targets made, the libraries included

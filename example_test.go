@@ -16,7 +16,7 @@ func prefill(ctx context.Context, toRouter chan<- []byte) error {
 		return err // says which library, variable or device is wrong
 	}
 	defer node.Close()
-	go node.Run(ctx)
+	go node.Run(context.Background()) // until Close
 
 	blocks := []int{3, 4, 5} // your allocator's
 	for _, b := range blocks {
@@ -33,9 +33,13 @@ func prefill(ctx context.Context, toRouter chan<- []byte) error {
 		return err
 	}
 	toRouter <- params
-	<-pub.Done() // read, expired or revoked: the blocks are yours again
-	fmt.Println("prefill: the lease ended:", pub.Reason())
-	return nil
+	select {
+	case <-pub.Done(): // read, expired or revoked: the blocks are yours again
+		fmt.Println("prefill: the lease ended:", pub.Reason())
+		return nil
+	case <-ctx.Done(): // Close revokes the lease; Drain, before it, lets it end
+		return context.Cause(ctx)
+	}
 }
 
 // decode reads the blocks of a request whose kv_transfer_params a router brought.
@@ -45,7 +49,7 @@ func decode(ctx context.Context, fromRouter <-chan []byte) error {
 		return err
 	}
 	defer node.Close()
-	go node.Run(ctx)
+	go node.Run(context.Background())
 
 	var params lease.Params
 	if err := json.Unmarshal(<-fromRouter, &params); err != nil {

@@ -46,9 +46,9 @@ type Config struct {
 	Host   string // bound and advertised side-channel address; empty: 127.0.0.1. Bind to a private network only
 	Port   int    // side-channel TCP port; 0: any free one
 
-	Layers      int // regions; required
-	Blocks      int // blocks per layer; required
-	BlockBytes  int // bytes of one block of one layer; required
+	Layers      int // regions; required, but for HoldOnly
+	Blocks      int // blocks per layer; the same
+	BlockBytes  int // bytes of one block of one layer; the same
 	BlockTokens int // tokens per block; 0: 16
 
 	Layout    string // kv_cache_layout of the bytes in a block; empty: LBHNC
@@ -80,7 +80,7 @@ type Config struct {
 	Idle             time.Duration // pause between steps when nothing moves; 0: 2 ms, for 4 % of a core, and notifications noticed within 4 ms
 
 	Trace  rdma.Trace   // package otelrdma makes spans of it
-	Logger *slog.Logger // nil: discards; its keys are listed in package rdma
+	Logger *slog.Logger // nil: discards; its keys are listed in package rdma. Its handler must not call the node
 }
 
 // Node is one engine of one rank with its memory. Its methods are safe for concurrent use; all of them but Close need Run
@@ -92,7 +92,8 @@ type Node struct {
 	worker *rdma.Worker
 	side   *rdma.SideChannel
 	wake   chan struct{}
-	closed chan struct{}
+	closed chan struct{} // closed when Close began
+	gone   chan struct{} // closed when it was done
 
 	mu       sync.Mutex
 	sched    *lease.Scheduler
@@ -116,10 +117,13 @@ func New(cfg Config) (*Node, error) {
 	cfg.Engine = cmp.Or(cfg.Engine, rand.Text())
 	cfg.Host = cmp.Or(cfg.Host, "127.0.0.1")
 	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Millisecond)
+	if cfg.HoldOnly { // an agent has some memory
+		cfg.Layers, cfg.Blocks, cfg.BlockBytes = cmp.Or(cfg.Layers, 1), cmp.Or(cfg.Blocks, 1), cmp.Or(cfg.BlockBytes, 4096)
+	}
 	if cfg.Lease == (lease.Config{}) {
 		cfg.Lease = lease.DefaultConfig()
 	}
-	n := &Node{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), closed: make(chan struct{}), owned: map[string]*Publication{},
+	n := &Node{cfg: cfg, log: cfg.Logger, wake: make(chan struct{}, 1), closed: make(chan struct{}), gone: make(chan struct{}), owned: map[string]*Publication{},
 		tag: rand.Text()[:8], reads: map[string]*Held{}, kept: map[string]*Held{}, settling: map[string]*Held{}, stopped: make(chan struct{})}
 	close(n.stopped)
 	if n.log == nil {
@@ -144,9 +148,13 @@ func (n *Node) open() (err error) {
 			err = errors.Join(err, fabric.Close())
 		}
 	}()
-	const limit = 1 << 46 // bytes; more than a process can map
-	if c.Layers < 1 || c.Blocks < 1 || c.BlockBytes < 1 || c.Layers > limit/c.Blocks/c.BlockBytes {
-		return fmt.Errorf("%w: %d layers × %d blocks × %d bytes of KV cache", rdma.ErrConfig, c.Layers, c.Blocks, c.BlockBytes)
+	const limit, most = 1 << 46, 1 << 24 // bytes: more than a process can map; blocks of all layers: each costs descriptors
+	if c.Layers < 1 || c.Blocks < 1 || c.BlockBytes < 1 || c.Layers > most/c.Blocks || c.Layers > limit/c.Blocks/c.BlockBytes {
+		return fmt.Errorf("%w: %d layers × %d blocks × %d bytes of KV cache; at most %d blocks in all layers, and %d bytes", rdma.ErrConfig,
+			c.Layers, c.Blocks, c.BlockBytes, most, limit)
+	}
+	if c.Idle < 0 {
+		return fmt.Errorf("%w: Idle is %s", rdma.ErrConfig, c.Idle)
 	}
 	if n.side, err = rdma.ListenSideChannel(c.Host, c.Port, n.log); err != nil {
 		return err
@@ -265,45 +273,54 @@ func (p *Publication) Revoke() error {
 }
 
 // Publish pins blocks, which hold tokens tokens of the prompt of request id, under a lease, and returns once the lease can
-// be verified. The blocks must not be written until Publication.Done. Errors: ErrBusy for a block in use, lease.ErrInvalid
+// be verified. The blocks must not be written until Publication.Done; on an error they are the caller's. Errors: ErrBusy for a block in use, lease.ErrInvalid
 // for ids that the wire cannot carry, no blocks and blocks that do not exist, ErrDraining after Drain, ErrClosed, the context's.
 func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
 	fail := func(err error) (*Publication, error) { return nil, fmt.Errorf("publish request %q: %w", id, err) }
+	p, err := n.admit(ctx, id, blocks, tokens)
+	if err != nil {
+		return fail(err)
+	}
+	// The nonce must stand in the slot before the params leave.
+	if err := p.finish(n.wholeStep(ctx), tokens); err != nil {
+		p.wait()
+		return fail(err)
+	}
+	return p, nil
+}
+
+// admit begins a publication.
+func (n *Node) admit(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	if n.isClosed() {
-		n.mu.Unlock()
-		return fail(ErrClosed)
+		return nil, ErrClosed
 	}
 	if n.draining {
-		n.mu.Unlock()
-		return fail(ErrDraining)
+		return nil, ErrDraining
 	}
 	if len(blocks) == 0 || tokens < 0 {
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: %d tokens in %d blocks", lease.ErrInvalid, tokens, len(blocks)))
-	}
-	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
-		n.mu.Unlock()
-		return fail(err)
+		return nil, fmt.Errorf("%w: %d tokens in %d blocks", lease.ErrInvalid, tokens, len(blocks))
 	}
 	if n.owned[id] != nil {
-		n.unclaim(blocks)
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: the id is published already", lease.ErrInvalid))
+		return nil, fmt.Errorf("%w: the id is published already", lease.ErrInvalid)
 	}
-	groups := [][]int{blocks}
-	if err := n.sched.OnBlocksAllocated(time.Now(), id, &lease.Params{DoRemoteDecode: true}, groups); err != nil {
-		n.unclaim(blocks)
-		n.mu.Unlock()
-		return fail(err)
+	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
+		return nil, err
 	}
-	p := &Publication{node: n, id: id, blocks: append([]int(nil), blocks...), done: make(chan struct{})}
+	p := &Publication{node: n, id: id, blocks: slices.Clone(blocks), done: make(chan struct{})}
+	if err := n.sched.OnBlocksAllocated(time.Now(), id, &lease.Params{DoRemoteDecode: true}, [][]int{p.blocks}); err != nil {
+		n.unclaim(blocks)
+		return nil, err
+	}
 	n.owned[id] = p
 	p.enter(ctx, n.cfg.Trace, rdma.Request{ID: id, Stage: rdma.Publishing, Blocks: len(blocks)})
-	n.mu.Unlock()
+	return p, nil
+}
 
-	// The nonce must stand in the slot before the params leave.
-	err := n.wholeStep(ctx)
+// finish makes the params of a publication that a step has admitted. With an err it gives the request up.
+func (p *Publication) finish(err error, tokens int) error {
+	n := p.node
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	defer n.poke()
@@ -311,12 +328,29 @@ func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int)
 	if err != nil {
 		status = lease.StatusAborted
 	}
-	params, _, ferr := n.sched.RequestFinished(time.Now(), id, status, groups, tokens)
-	if err = cmp.Or(err, ferr); err != nil {
-		return fail(err)
+	params, admitted, ferr := n.sched.RequestFinished(time.Now(), p.id, status, [][]int{p.blocks}, tokens)
+	if err = cmp.Or(err, ferr); err == nil {
+		p.params = *params
+	} else if !admitted && n.owned[p.id] == p { // no plan has the request, so no outcome will name it
+		delete(n.owned, p.id)
+		n.unclaim(p.blocks)
+		p.end(lease.ReasonAborted, err)
 	}
-	p.params = *params
-	return p, nil
+	return err
+}
+
+// wait returns when the blocks are the caller's again, or no step will give them back.
+func (p *Publication) wait() {
+	n := p.node
+	n.mu.Lock()
+	stopped := n.stopped
+	n.mu.Unlock()
+	n.poke()
+	select {
+	case <-p.done:
+	case <-stopped:
+	case <-n.closed:
+	}
 }
 
 // Held is a lease that this node renews: for a request that it will fetch, or for somebody else who will. It ends with one of
@@ -404,22 +438,39 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	fail := func(err error) error {
 		return fmt.Errorf("fetch request %q from engine %q: %w", h.params.RemoteRequestID, h.params.RemoteEngineID, err)
 	}
-	n.mu.Lock()
-	if n.isClosed() {
-		n.mu.Unlock()
+	if err := h.pull(ctx, blocks); err != nil {
+		return fail(err)
+	}
+	n.poke()
+	select {
+	case err := <-h.result:
+		if err != nil {
+			return fail(err)
+		}
+		return nil
+	case <-n.closed:
 		return fail(ErrClosed)
+	case <-ctx.Done():
+	}
+	return h.abandon(fail, n.cause(ctx))
+}
+
+// pull makes the hold a fetch.
+func (h *Held) pull(ctx context.Context, blocks []int) error {
+	n := h.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.isClosed() {
+		return ErrClosed
 	}
 	if n.reads[h.id] != h || h.blocks != nil {
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid))
+		return fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid)
 	}
 	if n.cfg.HoldOnly {
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: this node only holds leases", lease.ErrInvalid))
+		return fmt.Errorf("%w: this node only holds leases", lease.ErrInvalid)
 	}
 	if err := n.claim("a fetch", blocks); err != nil {
-		n.mu.Unlock()
-		return fail(err)
+		return err
 	}
 	now := time.Now()
 	err := n.sched.OnNewRequest(h.since, h.id, &h.params)
@@ -435,26 +486,12 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	}
 	if err != nil {
 		n.unclaim(blocks)
-		n.mu.Unlock()
-		return fail(err)
+		return err
 	}
 	h.blocks = append([]int{}, blocks...)
 	h.leave("fetch", nil)
 	h.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: rdma.Fetching, Peer: h.params.RemoteEngineID, Blocks: len(blocks)})
-	n.mu.Unlock()
-	n.poke()
-
-	select {
-	case err := <-h.result:
-		if err != nil {
-			return fail(err)
-		}
-		return nil
-	case <-n.closed:
-		return fail(ErrClosed)
-	case <-ctx.Done():
-	}
-	return h.abandon(fail, context.Cause(ctx))
+	return nil
 }
 
 // Publish ends the turn of a request that was fetched: it pins blocks, which hold tokens tokens of the conversation, for
@@ -465,44 +502,48 @@ func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 //
 // Errors: lease.ErrInvalid if the request was not fetched, or published or closed since, and as those of Node.Publish.
 func (h *Held) Publish(ctx context.Context, blocks []int, tokens int) (*Publication, error) {
-	n := h.node
 	fail := func(err error) (*Publication, error) {
 		return nil, fmt.Errorf("publish request %q for its next turn: %w", h.params.RemoteRequestID, err)
 	}
+	p, err := h.turn(ctx, blocks, tokens)
+	if err != nil {
+		return fail(err)
+	}
+	if err := h.node.wholeStep(ctx); err != nil {
+		err = errors.Join(err, p.Revoke())
+		p.wait()
+		return fail(err)
+	}
+	return p, nil
+}
+
+// turn begins a publication of what was fetched.
+func (h *Held) turn(ctx context.Context, blocks []int, tokens int) (*Publication, error) {
+	n := h.node
 	n.mu.Lock()
+	defer n.mu.Unlock()
 	switch {
 	case n.isClosed():
-		n.mu.Unlock()
-		return fail(ErrClosed)
+		return nil, ErrClosed
 	case n.kept[h.id] != h:
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: it was not fetched by a node with Lease.Bidirectional, or published or closed since", lease.ErrInvalid))
+		return nil, fmt.Errorf("%w: it was not fetched by a node with Lease.Bidirectional, or published or closed since", lease.ErrInvalid)
 	case n.draining:
-		n.mu.Unlock()
-		return fail(ErrDraining)
+		return nil, ErrDraining
 	case len(blocks) == 0:
-		n.mu.Unlock()
-		return fail(fmt.Errorf("%w: no blocks", lease.ErrInvalid))
+		return nil, fmt.Errorf("%w: no blocks", lease.ErrInvalid)
 	}
-	err := n.claim("a turn of request "+strconv.Quote(h.params.RemoteRequestID), blocks)
-	if err != nil {
-		n.mu.Unlock()
-		return fail(err)
+	if err := n.claim("a turn of request "+strconv.Quote(h.params.RemoteRequestID), blocks); err != nil {
+		return nil, err
 	}
 	params, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, [][]int{blocks}, tokens)
 	if err != nil {
 		n.unclaim(blocks)
-		n.mu.Unlock()
-		return fail(err)
+		return nil, err
 	}
 	delete(n.kept, h.id)
 	p := &Publication{node: n, id: h.id, blocks: slices.Clone(blocks), params: *params, done: make(chan struct{})}
 	n.owned[h.id] = p
 	p.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: rdma.Publishing, Blocks: len(blocks)})
-	n.mu.Unlock()
-	if err := n.wholeStep(ctx); err != nil {
-		return fail(errors.Join(err, p.Revoke()))
-	}
 	return p, nil
 }
 
@@ -519,6 +560,10 @@ func (h *Held) abandon(fail func(error) error, cause error) error {
 			return fail(err)
 		}
 		return nil
+	}
+	if n.isClosed() { // Close unmaps the blocks: nothing is left to wipe
+		n.mu.Unlock()
+		return fail(errors.Join(cause, ErrClosed))
 	}
 	delete(n.reads, h.id)
 	h.leave(lease.CauseAborted.String(), cause)
@@ -629,7 +674,8 @@ func (n *Node) Release(ctx context.Context, params *lease.Params) error {
 	return h.Release(ctx)
 }
 
-// Run steps the node until ctx ends or Close is called, and returns nil then. One Run at a time.
+// Run steps the node until ctx ends or Close is called, and returns nil then. One Run at a time. Its context is not the one
+// that a signal to stop ends: Publication.Done, Drain and the end of a fetch that was given up need Run.
 func (n *Node) Run(ctx context.Context) error {
 	n.mu.Lock()
 	if n.running {
@@ -721,7 +767,7 @@ func (n *Node) Drain(ctx context.Context) ([]Left, error) {
 			if len(left) == 0 {
 				continue // they ended just now
 			}
-			return left, fmt.Errorf("drain: %d requests are left: %w", len(left), context.Cause(ctx))
+			return left, fmt.Errorf("drain: requests left: %d: %w", len(left), n.cause(ctx))
 		}
 	}
 }
@@ -893,8 +939,18 @@ func (n *Node) wholeStep(ctx context.Context) error {
 	case <-n.closed:
 		return ErrClosed
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return n.cause(ctx)
 	}
+}
+
+// cause is that of the end of ctx, and says so where nothing could have come before it.
+func (n *Node) cause(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.running {
+		return fmt.Errorf("%w; Run is not running, and nothing ends without it", context.Cause(ctx))
+	}
+	return context.Cause(ctx)
 }
 
 func (n *Node) isClosed() bool {
@@ -958,11 +1014,13 @@ func (n *Node) Leases() []Lease {
 }
 
 // Close stops Run, ends the agent and unmaps the memory. Leases that are still held end with it: a reader that READs later
-// fails, and their publications are done, as aborted. Drain, before it, lets them come to their end. It is idempotent.
+// fails, and their publications are done, as aborted. Drain, before it, lets them come to their end. It is idempotent, and every
+// call returns once the memory is gone.
 func (n *Node) Close() error {
 	n.mu.Lock()
 	if n.isClosed() {
-		defer n.mu.Unlock()
+		n.mu.Unlock()
+		<-n.gone
 		return n.closeErr
 	}
 	close(n.closed)
@@ -997,5 +1055,6 @@ func (n *Node) Close() error {
 		close(h.settled)
 	}
 	n.closeErr = err
+	close(n.gone)
 	return err
 }

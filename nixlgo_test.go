@@ -418,7 +418,7 @@ func TestDrainReportsWhatIsLeftAndCloseRevokesIt(t *testing.T) {
 	defer cancel()
 	left, err := n.Drain(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "3 requests are left")
+	require.ErrorContains(t, err, "requests left: 3")
 	require.Equal(t, []nixlgo.Left{
 		{Request: "fetching", Engine: "mute", Blocks: []int{5}, Reason: nixlgo.LeftFetching},
 		{Request: "held", Engine: other.Engine(), Reason: nixlgo.LeftHeld},
