@@ -42,7 +42,7 @@ comma := ,
 
 # install,FOLDER,COMMAND,WHAT: COMMAND fills FOLDER.tmp, which becomes FOLDER only when all of it is there.
 install = rm -rf $(1).tmp; $(2) || { rm -rf $(1).tmp; echo "setup: pip could not install $(3), nothing was left behind" >&2; exit 1; }; \
-  touch "$(1).tmp/$(notdir $@)"; rm -rf $(1); mkdir -p $(dir $(1)); mv $(1).tmp $(1)
+  chmod -R go-w $(1).tmp; touch "$(1).tmp/$(notdir $@)"; rm -rf $(1); mkdir -p $(dir $(1)); mv $(1).tmp $(1)
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

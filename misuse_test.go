@@ -3,24 +3,33 @@ package nixlgo
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 	"github.com/nixlgo/nixlgo/rdma/rdmatest"
 )
 
 // A client that hangs up before the step that would have admitted its request: no plan has it, so no outcome names it.
 func TestAPublishThatNoStepTookLeavesNothingBehind(t *testing.T) {
-	n, err := New(Config{Layers: 1, Blocks: 2, BlockBytes: 8, Fabric: rdmatest.NewNetwork().NewFabric("P")})
+	var hangUp context.CancelFunc
+	n, err := New(Config{Layers: 1, Blocks: 2, BlockBytes: 8, Fabric: rdmatest.NewNetwork().NewFabric("P"), Trace: rdma.Trace{
+		Begin: func(context.Context, rdma.Request) func(string, error) { hangUp(); return nil }}})
 	require.NoError(t, err)
 	defer n.Close()
-	gone, cancel := context.WithCancel(context.Background())
-	cancel()
 	for range 2 { // the same id and the same block again
-		_, err = n.Publish(gone, "request", []int{1}, 1)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		hangUp = cancel
+		_, err = n.Publish(ctx, "request", []int{1}, 1)
 		require.ErrorIs(t, err, context.Canceled)
 	}
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err = n.Publish(gone, "request", []int{1}, 1)
+	require.ErrorIs(t, err, context.Canceled)
 	left, err := n.Drain(gone)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -71,9 +80,33 @@ func TestNodeSaysThatNothingRunsIt(t *testing.T) {
 	n, err := New(Config{HoldOnly: true, Fabric: rdmatest.NewNetwork().NewFabric("P")})
 	require.NoError(t, err)
 	defer n.Close()
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	_, err = n.Publish(gone, "request", []int{0}, 1)
-	require.ErrorIs(t, err, context.Canceled)
+	short, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	_, err = n.Publish(short, "request", []int{0}, 1)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorContains(t, err, "Run is not running")
+}
+
+func TestFetchSaysWhyTheHandshakeFailed(t *testing.T) {
+	net := rdmatest.NewNetwork()
+	open := func(name string, change func(*Config)) *Node {
+		c := Config{Layers: 1, Blocks: 1, BlockBytes: 8, Fabric: net.NewFabric(name)}
+		change(&c)
+		n, err := New(c)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, n.Close()) })
+		go n.Run(context.Background())
+		return n
+	}
+	owner := open("P", func(*Config) {})
+	keyed := open("keyed", func(c *Config) { c.Key = []byte("0123456789abcdef") })
+	for want, n := range map[error]*Node{rdma.ErrCompatibility: open("D", func(c *Config) { c.Compatibility = "another" }), rdma.ErrKey: keyed} {
+		p, err := owner.Publish(t.Context(), "request", []int{0}, 1)
+		require.NoError(t, err)
+		err = n.Fetch(t.Context(), p.Params(), []int{0})
+		require.ErrorIs(t, err, lease.ErrHandshake)
+		require.ErrorIs(t, err, want)
+		require.NoError(t, p.Revoke())
+		<-p.Done()
+	}
 }

@@ -47,8 +47,8 @@ type Config struct {
 	Port   int    // side-channel TCP port; 0: any free one
 
 	Layers      int // regions; required, but for HoldOnly
-	Blocks      int // blocks per layer; the same
-	BlockBytes  int // bytes of one block of one layer; the same
+	Blocks      int // blocks per layer; required, but for HoldOnly
+	BlockBytes  int // bytes of one block of one layer; required, but for HoldOnly
 	BlockTokens int // tokens per block; 0: 16
 
 	Layout    string // kv_cache_layout of the bytes in a block; empty: LBHNC
@@ -234,8 +234,8 @@ type Publication struct {
 	stage
 }
 
-// Params are the kv_transfer_params for the reader; they marshal to the JSON that vLLM's routers pass on.
-func (p *Publication) Params() *lease.Params { q := p.params; return &q }
+// Params are a copy of the kv_transfer_params for the reader; they marshal to the JSON that vLLM's routers pass on.
+func (p *Publication) Params() *lease.Params { return p.params.Clone() }
 
 // Done is closed when the lease has ended and the blocks are the caller's again.
 func (p *Publication) Done() <-chan struct{} { return p.done }
@@ -272,7 +272,7 @@ func (p *Publication) Revoke() error {
 	return n.sched.Revoke(time.Now(), p.id)
 }
 
-// Publish pins blocks, which hold tokens tokens of the prompt of request id, under a lease, and returns once the lease can
+// Publish pins blocks, which hold tokens tokens of the prompt of request id (0: that is not said), under a lease, and returns once the lease can
 // be verified. The blocks must not be written until Publication.Done; on an error they are the caller's. Errors: ErrBusy for a block in use, lease.ErrInvalid
 // for ids that the wire cannot carry, no blocks and blocks that do not exist, ErrDraining after Drain, ErrClosed, the context's.
 func (n *Node) Publish(ctx context.Context, id string, blocks []int, tokens int) (*Publication, error) {
@@ -296,11 +296,14 @@ func (n *Node) admit(ctx context.Context, id string, blocks []int, tokens int) (
 	if n.isClosed() {
 		return nil, ErrClosed
 	}
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
 	if n.draining {
 		return nil, ErrDraining
 	}
-	if len(blocks) == 0 || tokens < 0 {
-		return nil, fmt.Errorf("%w: %d tokens in %d blocks", lease.ErrInvalid, tokens, len(blocks))
+	if size := cmp.Or(n.cfg.BlockTokens, 16); len(blocks) == 0 || tokens < 0 || tokens > len(blocks)*size {
+		return nil, fmt.Errorf("%w: %d tokens in %d blocks of %d", lease.ErrInvalid, tokens, len(blocks), size)
 	}
 	if n.owned[id] != nil {
 		return nil, fmt.Errorf("%w: the id is published already", lease.ErrInvalid)
@@ -417,6 +420,11 @@ func (n *Node) hold(ctx context.Context, params *lease.Params, stage rdma.Stage,
 	n.next++
 	h := &Held{node: n, id: fmt.Sprintf("r%d-%s", n.next, n.tag), params: *params, since: time.Now(), result: make(chan error, 1), settled: make(chan struct{})}
 	if err := n.sched.Hold(h.since, h.holdID(), &h.params); err != nil {
+		if e, ok := err.(*lease.Error); ok { // its id is the scheduler's, and no log or span will have it
+			named := *e
+			named.Request = ""
+			err = &named
+		}
 		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, err)
 	}
 	n.reads[h.id] = h
@@ -462,6 +470,9 @@ func (h *Held) pull(ctx context.Context, blocks []int) error {
 	defer n.mu.Unlock()
 	if n.isClosed() {
 		return ErrClosed
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	if n.reads[h.id] != h || h.blocks != nil {
 		return fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid)
@@ -525,6 +536,8 @@ func (h *Held) turn(ctx context.Context, blocks []int, tokens int) (*Publication
 	switch {
 	case n.isClosed():
 		return nil, ErrClosed
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
 	case n.kept[h.id] != h:
 		return nil, fmt.Errorf("%w: it was not fetched by a node with Lease.Bidirectional, or published or closed since", lease.ErrInvalid)
 	case n.draining:
@@ -553,29 +566,15 @@ func (h *Held) Settled() <-chan struct{} { return h.settled }
 // abandon gives a fetch up whose context ended. The owner is told as soon as no READ is active.
 func (h *Held) abandon(fail func(error) error, cause error) error {
 	n := h.node
-	n.mu.Lock()
-	if n.reads[h.id] != h { // the verdict came first
-		n.mu.Unlock()
+	switch done, err := h.giveUp(cause); {
+	case err != nil:
+		return fail(err)
+	case done: // the verdict came first
 		if err := <-h.result; err != nil {
 			return fail(err)
 		}
 		return nil
 	}
-	if n.isClosed() { // Close unmaps the blocks: nothing is left to wipe
-		n.mu.Unlock()
-		return fail(errors.Join(cause, ErrClosed))
-	}
-	delete(n.reads, h.id)
-	h.leave(lease.CauseAborted.String(), cause)
-	_, delayed, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
-	if err != nil || !delayed {
-		n.wipe(h.blocks)
-		n.unclaim(h.blocks)
-		n.mu.Unlock()
-		return fail(errors.Join(cause, err))
-	}
-	n.settling[h.id] = h
-	n.mu.Unlock()
 	for range 2 { // mostly there is no READ yet, and the next step says so
 		n.mu.Lock()
 		stepped, stopped := n.nextStep(), n.stopped
@@ -596,6 +595,29 @@ func (h *Held) abandon(fail func(error) error, cause error) error {
 	default:
 		return fail(errors.Join(cause, ErrQuarantined))
 	}
+}
+
+// giveUp makes a fetch whose context ended one that settles, unless it has its verdict, which is done, or no READ yet: err.
+func (h *Held) giveUp(cause error) (done bool, err error) {
+	n := h.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.reads[h.id] != h {
+		return true, nil
+	}
+	if n.isClosed() { // Close unmaps the blocks: nothing is left to wipe
+		return false, errors.Join(cause, ErrClosed)
+	}
+	delete(n.reads, h.id)
+	h.leave(lease.CauseAborted.String(), cause)
+	_, delayed, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusAborted, nil, 0)
+	if err != nil || !delayed {
+		n.wipe(h.blocks)
+		n.unclaim(h.blocks)
+		return false, errors.Join(cause, err)
+	}
+	n.settling[h.id] = h
+	return false, nil
 }
 
 // Release ends the hold and tells the owner that nobody will read the request: it frees the blocks at once. That is safe

@@ -154,7 +154,7 @@ func TestMissingLibraryListsEveryPlace(t *testing.T) {
 		".nixl in the working directory or above: " + dir,
 		".nixl in the executable's directory or above: " + dir,
 		"the wheel of python3",
-		"NIXL_PREFIX: : not set",
+		"NIXL_PREFIX: not set",
 		"the system's loader: libnixl_capi.so.0: ",
 		"the system's loader: libnixl_capi.so: ",
 		"set NIXLGO_LIBRARY",
@@ -189,6 +189,20 @@ func TestLibraryIsFoundInEveryPlace(t *testing.T) {
 		"variable, directory": func(string) (string, string) {
 			return "NIXLGO_LIBRARY=" + libs, libs + "/libnixl_capi.so"
 		},
+		"variable, unpacked wheel": func(string) (string, string) {
+			return "NIXLGO_LIBRARY=" + root, libs + "/libnixl_capi.so"
+		},
+		"path, unpacked wheel, in a directory of odd name": func(dir string) (string, string) {
+			odd := filepath.Join(dir, "[a]*")
+			require.NoError(t, os.Symlink(root, odd))
+			return "LOAD_PATH=" + odd, filepath.Join(odd, filepath.Base(libs), "libnixl_capi.so")
+		},
+		"variable, Python environment": func(dir string) (string, string) {
+			lib := filepath.Join(dir, "venv", "lib", "python3.99")
+			require.NoError(t, os.MkdirAll(lib, 0o755))
+			require.NoError(t, os.Symlink(root, filepath.Join(lib, "site-packages")))
+			return "NIXLGO_LIBRARY=" + filepath.Join(dir, "venv"), filepath.Join(lib, "site-packages", filepath.Base(libs), "libnixl_capi.so")
+		},
 		"path": func(string) (string, string) {
 			return "LOAD_PATH=" + libs, libs + "/libnixl_capi.so"
 		},
@@ -222,6 +236,65 @@ func TestLibraryIsFoundInEveryPlace(t *testing.T) {
 		first, _, _ := strings.Cut(out, "\n")
 		require.Equal(t, want, first, name)
 	}
+}
+
+// Whoever can put .nixl into /tmp must not run code in the programs that are started below it: a library that nobody named is
+// loaded only where nobody else can change it. Who names it decides himself.
+func TestUnpackedLibraryThatOthersCanChangeIsNotLoaded(t *testing.T) {
+	_, libs := wheel(t)
+	const nobody = 65534
+	own := os.Geteuid() == 0
+	for name, c := range map[string]struct {
+		change func(dotNixl, lib, file string) error
+		says   string // of what is not trusted
+		root   bool   // to give files away
+	}{
+		"nobody else's":          {func(_, _, _ string) error { return nil }, "", false},
+		"another's .nixl":        {func(d, _, _ string) error { return os.Chown(d, nobody, nobody) }, ".nixl belongs to another user", true},
+		"another's directory":    {func(_, l, _ string) error { return os.Chown(l, nobody, nobody) }, "lib belongs to another user", true},
+		"another's file":         {func(_, _, f string) error { return os.Lchown(f, nobody, nobody) }, "libnixl_capi.so belongs to another user", true},
+		"writable .nixl":         {func(d, _, _ string) error { return os.Chmod(d, 0o777|os.ModeSticky) }, "other users can write to", false},
+		"a group's directory":    {func(_, l, _ string) error { return os.Chmod(l, 0o775) }, "other users can write to", false},
+		"a link to a group's":    {func(_, l, f string) error { return relink(f, 0o664) }, "other users can write to", false},
+		"another's link to mine": {func(d, _, _ string) error { return giveLink(d, nobody) }, ".nixl belongs to another user", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if c.root && !own {
+				t.Skip("only root can give files away")
+			}
+			dir, env := bare(t)
+			dotNixl := filepath.Join(dir, ".nixl")
+			lib := filepath.Join(dotNixl, "lib")
+			file := filepath.Join(lib, "libnixl_capi.so")
+			require.NoError(t, os.Mkdir(dotNixl, 0o755))
+			require.NoError(t, os.Mkdir(lib, 0o755))
+			require.NoError(t, os.Symlink(libs+"/libnixl_capi.so", file))
+			require.NoError(t, c.change(dotNixl, lib, file))
+			out, err := runIn(dir, env)
+			if c.says == "" {
+				require.NoError(t, err, out)
+				require.Contains(t, out, file+"\n")
+				return
+			}
+			require.Error(t, err)
+			require.Contains(t, out, "stub=false library=true")
+			require.Contains(t, out, ".nixl in the working directory or above: "+dotNixl)
+			require.Contains(t, out, "not trusted: ")
+			require.Contains(t, out, c.says)
+			require.Contains(t, out, "the system's loader", "the search goes on")
+		})
+	}
+}
+
+// relink makes the link one to a file of that mode.
+func relink(link string, mode os.FileMode) error {
+	file := filepath.Join(filepath.Dir(filepath.Dir(filepath.Dir(link))), "file")
+	return errors.Join(os.WriteFile(file, nil, 0o600), os.Chmod(file, mode), os.Remove(link), os.Symlink(file, link))
+}
+
+// giveLink moves the directory away, and puts another user's link to it in its place.
+func giveLink(dir string, user int) error {
+	return errors.Join(os.Rename(dir, dir+"-moved"), os.Symlink(dir+"-moved", dir), os.Lchown(dir, user, user))
 }
 
 // A stub must never look like a library. cases.md 34
@@ -263,7 +336,7 @@ func compile(t *testing.T, dir, name, source string, linked ...string) string {
 func TestUserSetEnvironmentStays(t *testing.T) {
 	_, libs := wheel(t)
 	dir, env := bare(t)
-	out, err := runIn(dir, env, "LOAD_PATH="+libs, "UCX_LOG_FILE=/dev/null", "UCX_TCP_USER_TIMEOUT=3s", "UCX_HANDLE_ERRORS=bt")
+	out, err := runIn(dir, env, "LOAD_PATH="+libs, "UCX_TLS=tcp,sm", "UCX_LOG_FILE=/dev/null", "UCX_TCP_USER_TIMEOUT=3s", "UCX_HANDLE_ERRORS=bt")
 	require.NoError(t, err)
 	require.Contains(t, out, "UCX_LOG_FILE=/dev/null\n")
 	require.Contains(t, out, "UCX_TCP_USER_TIMEOUT=3s\n")

@@ -37,6 +37,33 @@ func (p *FailurePolicy) UnmarshalText(b []byte) error {
 	return err
 }
 
+// Verification says which pulls are verified. Those that are use their blocks
+// only after the check.
+type Verification uint8
+
+const (
+	// VerifyAll fails a pull without lease fields. It is the zero value, and true
+	// in a configuration. Only a readback is excepted, whose owner need not offer it.
+	VerifyAll Verification = iota
+	// VerifyOffered verifies the pulls whose parameters carry a lease and reads the
+	// others without, for a reader whose owners have slots or have none, as vLLM's
+	// up to 0.33. A router that drops the fields turns the check off. It is
+	// "offered" in a configuration, which vLLM does not know.
+	VerifyOffered
+	// VerifyNone reads without. It is false in a configuration.
+	VerifyNone
+)
+
+var verificationNames = [...]string{"true", "offered", "false"}
+
+// String is the value in a configuration.
+func (v Verification) String() string { return nameOf(verificationNames[:], int(v)) }
+
+// verifies reports whether a pull with these parameters is verified.
+func (v Verification) verifies(offered, readback bool) bool {
+	return v == VerifyAll && !readback || v != VerifyNone && offered
+}
+
 // MaxTTL bounds every duration: longer leases are refused, so that a value in
 // the wrong unit is an error and not blocks that never come back.
 const MaxTTL = 30 * 24 * time.Hour
@@ -49,9 +76,8 @@ type Config struct {
 	// DecoderTTL is decoder_kv_blocks_ttl, the life of a lease on blocks that a
 	// decoder keeps for the next turn. Heartbeats do not renew it.
 	DecoderTTL time.Duration
-	// Verification is kv_lease_verification: a pull without lease fields, or
-	// whose check fails, fails the KV load.
-	Verification bool
+	// Verification is kv_lease_verification.
+	Verification Verification
 	// Slots is kv_lease_slots, the size of the slot array. 0 means KV blocks +
 	// max_num_seqs. NoSlot means none: no request of this owner can be verified.
 	Slots int
@@ -80,7 +106,6 @@ func DefaultConfig() Config {
 	return Config{
 		Duration:        30 * time.Second,
 		DecoderTTL:      480 * time.Second,
-		Verification:    true,
 		MaxNotification: DefaultMaxNotification,
 
 		RecomputeThreshold: 64,
@@ -119,7 +144,7 @@ func (c Config) Validate() error {
 		{keyEngineTTL, c.EngineTTL, 0, MaxTTL},
 	} {
 		if d.value < d.min || d.value > d.max {
-			return invalid("config", "", "%s is %v, must be %v to %v", d.key, d.value, d.min, d.max)
+			return invalid("config", "", "%s is %v, must be %v to %v (start from DefaultConfig)", d.key, d.value, d.min, d.max)
 		}
 	}
 	switch {
@@ -131,6 +156,8 @@ func (c Config) Validate() error {
 		return invalid("config", "", "%s is %d bytes, must be at least %d", keyMaxNotification, c.MaxNotification, minNotification)
 	case c.RecomputeThreshold < 0:
 		return invalid("config", "", "%s is %d, must not be negative", keyThreshold, c.RecomputeThreshold)
+	case int(c.Verification) >= len(verificationNames):
+		return invalid("config", "", "%s is %d, must be VerifyAll, VerifyOffered or VerifyNone", keyVerification, c.Verification)
 	case int(c.FailurePolicy) >= len(policyNames):
 		return invalid("config", "", "%s is %d, must be fail or recompute", keyPolicy, c.FailurePolicy)
 	}
@@ -225,7 +252,7 @@ func (c *Config) set(object map[string]json.RawMessage) error {
 			n, err = integer(k, v, 0, int(MaxTTL/time.Second))
 			c.EngineTTL = time.Duration(n) * time.Second
 		case keyVerification:
-			c.Verification, err = boolean(k, v)
+			c.Verification, err = verification(k, v)
 		case keyBidirectional:
 			c.Bidirectional, err = boolean(k, v)
 		case keyThreshold:
@@ -272,6 +299,14 @@ func boolean(key string, v json.RawMessage) (bool, error) {
 		return false, invalid("parse config", "", "%s is %.40s, want true or false", key, v)
 	}
 	return b, nil
+}
+
+func verification(key string, v json.RawMessage) (Verification, error) {
+	i := slices.Index(verificationNames[:], strings.Trim(string(v), `"`))
+	if i < 0 || (i == int(VerifyOffered)) != (v[0] == '"') {
+		return 0, invalid("parse config", "", "%s is %.40s, want true, false or \"offered\"", key, v)
+	}
+	return Verification(i), nil
 }
 
 // nearest is the key of ours that k is most like, "" when k is not about leases.

@@ -18,7 +18,7 @@ func TestDefaultsAreThoseOfTheSpecification(t *testing.T) {
 	c := DefaultConfig()
 	require.Equal(t, 30*time.Second, c.Duration)
 	require.Equal(t, 480*time.Second, c.DecoderTTL)
-	require.True(t, c.Verification)
+	require.Equal(t, VerifyAll, c.Verification)
 	require.Equal(t, FailRequest, c.FailurePolicy)
 	require.Equal(t, 1000+256, c.slots(1000, 256), "kv_lease_slots defaults to KV blocks + max_num_seqs")
 	require.NoError(t, c.Validate())
@@ -52,7 +52,7 @@ func TestParseConfigReadsEveryKey(t *testing.T) {
 			"kv_lease_max_notification": 256, "kv_lease_max_life": 3600, "bidirectional_kv_xfer": true, "kv_recompute_threshold": 0, "backends": ["UCX"]}}`))
 	require.NoError(t, err)
 	require.Equal(t, Config{
-		Duration: time.Minute, DecoderTTL: 2 * time.Minute, Verification: false, Slots: 512, MaxNotification: 256,
+		Duration: time.Minute, DecoderTTL: 2 * time.Minute, Verification: VerifyNone, Slots: 512, MaxNotification: 256,
 		MaxLife: time.Hour, FailurePolicy: Recompute, Bidirectional: true, EngineTTL: 10 * time.Minute,
 	}, c)
 	c, err = ParseConfig([]byte(`{"engine_ttl": 0}`))
@@ -60,14 +60,15 @@ func TestParseConfigReadsEveryKey(t *testing.T) {
 	require.Zero(t, c.EngineTTL)
 }
 
-// The opposite of verification must not be confused with its absence.
+// The opposite of verification must not be confused with its absence, in a file or in a literal.
 func TestVerificationFalseIsNotAbsent(t *testing.T) {
-	on, err := ParseConfig([]byte(`{}`))
-	require.NoError(t, err)
-	off, err := ParseConfig([]byte(`{"kv_lease_verification": false}`))
-	require.NoError(t, err)
-	require.True(t, on.Verification)
-	require.False(t, off.Verification)
+	for data, want := range map[string]Verification{`{}`: VerifyAll, `{"kv_lease_verification": true}`: VerifyAll,
+		`{"kv_lease_verification": "offered"}`: VerifyOffered, `{"kv_lease_verification": false}`: VerifyNone} {
+		c, err := ParseConfig([]byte(data))
+		require.NoError(t, err)
+		require.Equal(t, want, c.Verification, data)
+	}
+	require.Equal(t, VerifyAll, Config{Duration: time.Second}.Verification)
 }
 
 func TestParseConfigRefuses(t *testing.T) {
@@ -80,7 +81,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		{"duration in the wrong unit", `{"kv_lease_duration": 30000000000}`, "kv_lease_duration"},
 		{"duration as text", `{"kv_lease_duration": "30s"}`, "whole number"},
 		{"no slots", `{"kv_lease_slots": 0}`, "kv_lease_slots is 0"},
-		{"verification as text", `{"kv_lease_verification": "yes"}`, "true or false"},
+		{"verification as text", `{"kv_lease_verification": "yes"}`, `true, false or "offered"`},
 		{"unknown policy", `{"kv_load_failure_policy": "retry"}`, "retry"},
 		{"policy as number", `{"kv_load_failure_policy": 1}`, "recompute"},
 		{"tiny notifications", `{"kv_lease_max_notification": 8}`, "of 64 to"},

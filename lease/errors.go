@@ -60,6 +60,12 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
+// caused reads as the sentinel of a cause, and also matches what a rank in this process saw.
+type caused struct{ sentinel, err error }
+
+func (c caused) Error() string   { return c.sentinel.Error() }
+func (c caused) Unwrap() []error { return []error{c.sentinel, c.err} }
+
 func invalid(op, request, format string, args ...any) error {
 	return &Error{Op: op, Request: request, Detail: fmt.Sprintf(format, args...), Err: ErrInvalid}
 }

@@ -281,7 +281,10 @@ func (s *Scheduler) Revoke(now time.Time, id string) error {
 	return nil
 }
 
-// RevokeAll revokes every exported lease and returns how many.
+// RevokeAll revokes every exported lease and returns how many. An engine that
+// goes out of service first takes no new request and steps on until Running,
+// Pinned and Tracked of Stats are 0; at its deadline it calls RevokeAll and steps
+// until Outcome.Free has named all.
 func (s *Scheduler) RevokeAll(now time.Time) int {
 	s.start(now)
 	n := 0

@@ -249,6 +249,9 @@ func TestThereAreAsManySlotsAsBlocksAndSequences(t *testing.T) {
 	e := newEngine(t, 1, func(c *SchedulerConfig) { c.Blocks, c.MaxSeqs = 10, 3 })
 	require.Equal(t, 13, e.Slots())
 	require.EqualValues(t, 13, e.Stats().FreeSlots)
+	require.Equal(t, 13, e.Config().Slots, "for the ranks")
+	none := newEngine(t, 1, func(c *SchedulerConfig) { c.Config.Slots = NoSlot })
+	require.Equal(t, NoSlot, none.Config().Slots)
 }
 
 // cases.md 24; vllm-wire.md 9.18.
@@ -396,7 +399,7 @@ func TestPlansAndResultsSurviveJSON(t *testing.T) {
 		Release: []Release{{Request: "a", Peer: Peer{Engine: "e"}, RemoteRequest: "x", Nonce: 5}}, Cancel: []string{"c"},
 	}
 	require.Equal(t, p, viaJSON(t, p))
-	r := Result{Rank: 3, Sent: []Ended{{"a", 1, ReasonExpired}}, Received: []string{"x"}, Failed: []Failure{{"y", CauseLapsed, "m", true}},
+	r := Result{Rank: 3, Sent: []Ended{{"a", 1, ReasonExpired}}, Received: []string{"x"}, Failed: []Failure{{Request: "y", Cause: CauseLapsed, Message: "m", Quarantined: true}},
 		Settled: []string{"z"}, Released: []string{"u"}, Connected: []string{"e"}, HeartbeatFailed: []string{"f"}}
 	require.Equal(t, r, viaJSON(t, r))
 }

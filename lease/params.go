@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -47,6 +48,25 @@ type Params struct {
 	Lease *SlotRef
 	// Extra are the keys this package does not know, as they came.
 	Extra map[string]json.RawMessage
+}
+
+// Clone returns a copy that shares nothing with p.
+func (p *Params) Clone() *Params {
+	q := *p
+	q.RemoteBlockIDs = cloneBlocks(p.RemoteBlockIDs)
+	if p.RemoteBlocksExpiry != nil {
+		at := *p.RemoteBlocksExpiry
+		q.RemoteBlocksExpiry = &at
+	}
+	if p.Lease != nil {
+		l := *p.Lease
+		q.Lease = &l
+	}
+	q.Extra = maps.Clone(p.Extra)
+	for k, v := range q.Extra {
+		q.Extra[k] = bytes.Clone(v)
+	}
+	return &q
 }
 
 // Peer is the engine that p names, with absent sizes as 1.

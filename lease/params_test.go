@@ -147,3 +147,17 @@ func FuzzParams(f *testing.F) {
 		require.Equal(t, string(b), string(again))
 	})
 }
+
+func TestCloneSharesNothing(t *testing.T) {
+	at := 1.5
+	p := &Params{DoRemotePrefill: true, RemoteBlockIDs: [][]int{{1, 2}, nil}, RemoteEngineID: "e", RemoteBlocksExpiry: &at,
+		Lease: &SlotRef{Slot: 3, Nonce: 4}, Extra: map[string]json.RawMessage{"k": json.RawMessage(`"v"`)}}
+	q := p.Clone()
+	require.Equal(t, p, q)
+	q.RemoteBlockIDs[0][0], *q.RemoteBlocksExpiry, q.Lease.Nonce, q.Extra["k"][1] = 9, 9, 9, '9'
+	q.Extra["new"] = nil
+	require.Equal(t, &Params{DoRemotePrefill: true, RemoteBlockIDs: [][]int{{1, 2}, nil}, RemoteEngineID: "e", RemoteBlocksExpiry: &at,
+		Lease: &SlotRef{Slot: 3, Nonce: 4}, Extra: map[string]json.RawMessage{"k": json.RawMessage(`"v"`)}}, p)
+	require.Equal(t, 1.5, at)
+	require.Equal(t, &Params{}, (&Params{}).Clone())
+}

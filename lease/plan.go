@@ -146,6 +146,8 @@ type Failure struct {
 	Request string
 	Cause   Cause
 	Message string
+	// Err is what the rank saw, for errors.Is; it does not survive JSON.
+	Err error `json:"-"`
 	// Quarantined: a READ of the request may still write. A Settled follows.
 	Quarantined bool
 }

@@ -114,7 +114,7 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 		Request: id, Peer: f.peer.Peer, RemoteRequest: p.RemoteRequestID,
 		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks), RemoteTokens: p.RemoteNumTokens, Tokens: f.tokens,
 		// Owners of today do not verify readbacks; those that offer it are held to it.
-		Verify: s.cfg.Verification && (!f.readback || p.Lease != nil),
+		Verify: s.cfg.Verification.verifies(p.Lease != nil, f.readback),
 	}
 	if p.Lease != nil {
 		l := *p.Lease
@@ -310,7 +310,11 @@ func (s *Scheduler) failed(rank int, r Failure) {
 		if cause == 0 || cause >= causeEnd {
 			cause = CauseTransfer
 		}
-		s.fail(f, &Error{Op: "load KV", Request: f.id, Detail: fmt.Sprintf("rank %d: %s", rank, r.Message), Err: cause.Err()}, more > 0)
+		err := cause.Err()
+		if r.Err != nil {
+			err = caused{err, r.Err}
+		}
+		s.fail(f, &Error{Op: "load KV", Request: f.id, Detail: fmt.Sprintf("rank %d: %s", rank, r.Message), Err: err}, more > 0)
 		f.blocks = cloneBlocks(f.pull.LocalBlocks)
 	}
 	f.failed = true

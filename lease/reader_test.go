@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -9,7 +10,7 @@ import (
 )
 
 func recompute(c *SchedulerConfig)  { c.FailurePolicy = Recompute }
-func unverified(c *SchedulerConfig) { c.Verification = false }
+func unverified(c *SchedulerConfig) { c.Verification = VerifyNone }
 
 // queue takes a reader's request to its queue, and schedule to its blocks.
 func enqueue(t *testing.T, s *Scheduler, now time.Time, id string, p *Params) {
@@ -276,6 +277,42 @@ func TestARequestThatReadsNothingReleasesTheOwnerOnce(t *testing.T) {
 		schedule(t, s, t0, "a", with(offer("A", 1), func(p *Params) { p.Lease = nil }))
 		require.Equal(t, []Release{{Request: "a", Peer: Peer{"P-engine", "p-host", 5600, 1, 1, 1}, RemoteRequest: "A", Nonce: 0}}, s.BuildPlan(t0).Release)
 	})
+}
+
+func TestWhichPullsAreVerified(t *testing.T) {
+	for _, c := range []struct {
+		v                                  Verification
+		leased, bare, leasedBack, bareBack bool
+	}{{VerifyAll, true, true, true, false}, {VerifyOffered, true, false, true, false}, {VerifyNone, false, false, false, false}} {
+		require.Equal(t, c.leased, c.v.verifies(true, false), c.v)
+		require.Equal(t, c.bare, c.v.verifies(false, false), c.v)
+		require.Equal(t, c.leasedBack, c.v.verifies(true, true), c.v)
+		require.Equal(t, c.bareBack, c.v.verifies(false, true), c.v)
+	}
+}
+
+// Owners with slots and without them have one reader, which neither fails the ones nor trusts the others.
+func TestOfferedLeasesAreVerifiedAndTheOthersRead(t *testing.T) {
+	s := newReader(t, 1, func(c *SchedulerConfig) { c.Verification = VerifyOffered })
+	plan := reading(t, s, "a", offer("A", 1), 5)
+	require.True(t, plan.Read[0].Verify)
+	plan = reading(t, s, "b", with(offer("B", 1), func(p *Params) { p.Lease = nil }), 6)
+	require.False(t, plan.Read[0].Verify)
+}
+
+// What a rank of this process saw is matched by errors.Is beside the cause; from another process comes the cause alone.
+func TestFailureMatchesItsCauseAndWhatTheRankSaw(t *testing.T) {
+	seen := errors.New("another compatibility hash")
+	for _, err := range []error{seen, nil} {
+		s := newReader(t, 1)
+		reading(t, s, "a", offer("A", 1), 5)
+		out := s.OnResults(t0, []Result{{Failed: []Failure{{Request: "a", Cause: CauseHandshake, Message: "their hash", Err: err}}}})
+		require.Len(t, out.Fail, 1)
+		require.ErrorIs(t, out.Fail[0].Err, ErrHandshake)
+		require.Equal(t, err != nil, errors.Is(out.Fail[0].Err, seen))
+		require.ErrorContains(t, out.Fail[0].Err, "their hash")
+		require.NotContains(t, out.Fail[0].Err.Error(), seen.Error(), "the message has it, once")
+	}
 }
 
 // "the lease fields are missing … fails the KV load", before any READ.

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 	"time"
+	"unicode/utf8"
 )
 
 // SchedulerConfig configures a Scheduler.
@@ -20,8 +21,8 @@ type SchedulerConfig struct {
 	// Ranks is how many ranks report results, the world size; 0 means 1.
 	Ranks int
 	// Blocks is the number of KV blocks; ids of own blocks must be below. 0
-	// leaves them unchecked, and then Config.Slots must be set. MaxSeqs is
-	// max_num_seqs.
+	// leaves them unchecked, and then there are as many slots as Config.Slots and
+	// MaxSeqs, which is max_num_seqs, say: with neither nothing can be verified.
 	Blocks, MaxSeqs int
 	// BlockBytes is the size of one KV block of each transfer group, on all ranks
 	// together. It is for SchedulerStats.PinnedBytes alone; nil leaves that at 0.
@@ -124,8 +125,8 @@ func NewScheduler(cfg SchedulerConfig) (*Scheduler, error) {
 	const op = "new scheduler"
 	cfg.TPSize, cfg.PPSize, cfg.DCPSize, cfg.Ranks = max(cfg.TPSize, 1), max(cfg.PPSize, 1), max(cfg.DCPSize, 1), max(cfg.Ranks, 1)
 	switch {
-	case cfg.Engine == "":
-		return nil, invalid(op, "", "the engine id is empty")
+	case cfg.Engine == "" || !utf8.ValidString(cfg.Engine):
+		return nil, invalid(op, "", "the engine id %q is empty or no UTF-8, which JSON could not carry", cfg.Engine)
 	case cfg.Port < 0 || cfg.Port > 65535:
 		return nil, invalid(op, "", "port is %d", cfg.Port)
 	case max(cfg.TPSize, cfg.PPSize, cfg.DCPSize) > maxParallel || cfg.Ranks > maxRanks:
@@ -145,8 +146,15 @@ const maxRanks = 1 << 16
 // Slots is the number of slots that every rank has to register.
 func (s *Scheduler) Slots() int { return s.cfg.slots(s.cfg.Blocks, s.cfg.MaxSeqs) }
 
-// Config is the configuration, with defaults filled in.
-func (s *Scheduler) Config() SchedulerConfig { return s.cfg }
+// Config is the configuration with defaults filled in, the number of slots among
+// them: a rank that takes its Config has as many.
+func (s *Scheduler) Config() SchedulerConfig {
+	c := s.cfg
+	if c.Slots = s.Slots(); c.Slots == 0 {
+		c.Slots = NoSlot
+	}
+	return c
+}
 
 // role says what a request with these params is to this engine.
 func (s *Scheduler) role(p *Params) (own, read bool) {

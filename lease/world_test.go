@@ -197,7 +197,7 @@ func newWorld(c chooser, wrong string) *world {
 func (w *world) startOwner() {
 	w.epochs++
 	s, err := NewScheduler(SchedulerConfig{
-		Config: Config{Duration: 30 * time.Second, DecoderTTL: time.Minute, Verification: true, Slots: simSlots},
+		Config: Config{Duration: 30 * time.Second, DecoderTTL: time.Minute, Slots: simSlots},
 		Engine: "P", Host: "p", Port: 1, Ranks: w.geo.ranks, TPSize: w.geo.ranks, Blocks: simBlocks, Seed: uint64(w.epochs)*1000 + uint64(w.choose(100, "seed")) + 1,
 	})
 	w.must(err, "setup", "owner")
@@ -548,8 +548,12 @@ type slotRead struct {
 func (d *readerSim) start() {
 	d.life++
 	d.traced = &traced{}
+	verification := VerifyAll
+	if d.legacy {
+		verification = VerifyNone
+	}
 	s, err := NewScheduler(SchedulerConfig{
-		Config: Config{Duration: 30 * time.Second, DecoderTTL: time.Minute, Verification: !d.legacy, Slots: 1},
+		Config: Config{Duration: 30 * time.Second, DecoderTTL: time.Minute, Verification: verification, Slots: 1},
 		Engine: d.name, Host: "d", Port: 1, Ranks: len(d.w.geo.reads), Blocks: simLocal, Seed: 5, Trace: d.traced.fetches(),
 	})
 	d.w.must(err, "setup", "reader")

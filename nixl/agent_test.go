@@ -92,6 +92,7 @@ func TestPluginsAndParams(t *testing.T) {
 	other, err := NewAgent("", Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, other.Close()) })
+	forgetWorkers(t)
 	b, err := other.CreateBackend("UCX", map[string]string{"num_workers": "2"})
 	require.NoError(t, err)
 	require.Equal(t, "UCX", b.Name())

@@ -97,6 +97,7 @@ func TestTransferOptionsNameBackendAndWorker(t *testing.T) {
 	a, err := NewAgent("", Config{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, a.Close()) })
+	forgetWorkers(t)
 	ucx, err := a.CreateBackend("UCX", map[string]string{"num_workers": "2"})
 	require.NoError(t, err)
 	b := registered(t, a, 8192)

@@ -2,7 +2,9 @@
 // processes by one-sided READs and WRITEs over UCX and other transports. It is
 // thin: one method for each concept of the C API, named in the method's
 // comment. What it adds is that no call can crash the process: arguments,
-// lifetimes and states that the C library trusts are checked here.
+// lifetimes and states that the C library trusts are checked here. Values come
+// from their constructors: a nil or zero one panics, as any nil in Go does, and
+// recover works: no lock stays held.
 //
 // The library is loaded at run time (see [Load]); building needs no NIXL.
 //
@@ -47,8 +49,8 @@
 //	                                           as long as a Buffer stays mapped
 //	BlockRange,    NewBlockRange,              the collector; they only describe
 //	ObjectRange    NewObjectRange
-//	DeviceRange    Device                      the caller frees the memory, after     peers can reach the memory
-//	                                           the agents that registered it
+//	DeviceRange,   Device, Host                the caller frees the memory, after     peers can reach the memory
+//	HostRange                                  the agents that registered it
 //	MemoryView     ViewLocal, ViewRemote       Close; or its agent                    its registrations cannot be closed
 //	Registration   Register                    Close, refused while lists or          peers can reach the memory,
 //	                                           transfers refer to it; or its agent    over TCP even afterwards
@@ -129,7 +131,8 @@
 //
 // # Environment
 //
-// [Load] sets these variables before it opens the library, unless they are set:
+// [Load] sets these variables before it opens the library, unless they are set;
+// those of one transport only where UCX_TLS allows it:
 //
 //	UCX_DEBUG_SIGNO=0               UCX takes SIGHUP otherwise
 //	UCX_LOG_FILE=stderr             UCX prints on standard output otherwise
@@ -162,6 +165,12 @@
 // and can crash its process. The names that notifications come from are what
 // the sender says. Metadata and the transports belong on networks that are
 // trusted.
+//
+// A library is code: [Load] opens a .nixl that it comes across, in the working
+// directory for instance, only if it belongs to the effective user or root, as
+// do the file in it and the directories between, and no group or other user may
+// write to them. It says so in Library.Tried otherwise. What is named, by a path
+// or in the environment, is opened as it is.
 //
 // # Damaged metadata
 //

@@ -12,11 +12,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
 // LibraryVariable names the environment variable that holds the path of the
-// library, or of the directory that it is in.
+// library, or of a directory that it is in (see Load).
 const LibraryVariable = "NIXLGO_LIBRARY"
 
 // Library is the loaded libnixl_capi. A process loads one, and never unloads it.
@@ -32,7 +33,12 @@ type Attempt struct {
 	Err    error // nil for the one that was loaded
 }
 
-func (a Attempt) String() string { return fmt.Sprintf("%s: %s: %v", a.Source, a.Path, a.Err) }
+func (a Attempt) String() string {
+	if a.Path == "" { // a place that is not set
+		return fmt.Sprintf("%s: %v", a.Source, a.Err)
+	}
+	return fmt.Sprintf("%s: %s: %v", a.Source, a.Path, a.Err)
+}
 
 // The library's file names, the one with a version first.
 var libraryNames = []string{"libnixl_capi.so.0", "libnixl_capi.so"}
@@ -51,11 +57,13 @@ var loader struct {
 }
 
 // Load opens the library once for the process; NewAgent does so with "" where
-// it was not called. A path names the file or its directory. Without one, the
-// places are, in order:
+// it was not called. A path names the file, its directory, or a directory of an
+// unpacked wheel (.nixl), an installation or a Python environment around it.
+// Without one, the places are, in order:
 //
-//  1. NIXLGO_LIBRARY, a file or a directory; nothing else is tried if it is set
-//  2. .nixl, an unpacked wheel, in the working directory, in the executable's, and in their parents
+//  1. NIXLGO_LIBRARY, a path as above; nothing else is tried if it is set
+//  2. .nixl, an unpacked wheel, in the working directory, in the executable's, and in their parents,
+//     if only this user and root can change what is in it
 //  3. the wheel nixl-cu12 or nixl-cu13 in the active Python's site-packages
 //  4. lib below NIXL_PREFIX
 //  5. the system's loader
@@ -76,7 +84,7 @@ func Load(path string) (*Library, error) {
 	loader.mu.Lock()
 	defer loader.mu.Unlock()
 	if l := loader.library; l != nil {
-		if path == "" || samePath(path, l.Path) {
+		if path == "" || leadsTo(path, l.Path) {
 			return l, nil
 		}
 		return nil, fmt.Errorf("nixl: %w: %s asked for, but this process has loaded %s", ErrLibrary, path, l.Path)
@@ -104,16 +112,18 @@ func (l *Library) Missing() []string { return rawMissing() }
 
 func (l *Library) lacks(function string) bool { return slices.Contains(l.Missing(), function) }
 
-// samePath reports whether path names the loaded file or the directory that it is in.
-func samePath(path, file string) bool {
-	a, err1 := filepath.EvalSymlinks(path)
-	b, err2 := filepath.EvalSymlinks(file)
-	if err1 != nil || err2 != nil {
+// leadsTo reports whether path names the loaded file, or a directory in which it would be found.
+func leadsTo(path, file string) bool {
+	want, err := os.Stat(file)
+	if err != nil { // a bare name, which the system's loader resolved
 		return path == file
 	}
-	a, _ = filepath.Abs(a)
-	b, _ = filepath.Abs(b)
-	return a == b || a == filepath.Dir(b)
+	for _, f := range append(files(layouts(path)...), path) {
+		if info, err := os.Stat(f); err == nil && os.SameFile(info, want) {
+			return true
+		}
+	}
+	return false
 }
 
 // search tries the places of Load's list.
@@ -173,7 +183,7 @@ func (s *searcher) explicit(source, path string) {
 		return
 	}
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		if !s.directories(source, path) {
+		if !s.directories(source, layouts(path)...) {
 			s.miss(source, path, errNoFile)
 		}
 		return
@@ -225,32 +235,58 @@ func (s *searcher) open(source, path string) {
 // directories tries the library's names in each directory of the patterns, and
 // reports whether there was a file of such a name.
 func (s *searcher) directories(source string, patterns ...string) bool {
-	any := false
+	found := files(patterns...)
+	for _, f := range found {
+		s.open(source, f)
+	}
+	return len(found) > 0
+}
+
+// files returns the files of the library's names in the directories of the patterns.
+func files(patterns ...string) (found []string) {
 	for _, pattern := range patterns {
 		for _, name := range libraryNames {
-			files, _ := filepath.Glob(filepath.Join(pattern, name))
-			for _, f := range files {
-				any = true
-				s.open(source, f)
-			}
+			f, _ := filepath.Glob(filepath.Join(pattern, name)) // the pattern is well formed
+			found = append(found, f...)
 		}
 	}
-	return any
+	return found
 }
 
 // The directory inside of a wheel; both CUDA versions serve without CUDA.
 const wheelPattern = ".nixl_cu*.mesonpy.libs"
 
-// unpacked looks for .nixl in a directory and its parents.
+// layouts are the patterns of where below dir the library lies: in an unpacked wheel or Python's site-packages, in dir itself, in
+// an installation's prefix, or in a Python environment.
+func layouts(dir string) []string {
+	dir = globEscape(dir)
+	return []string{filepath.Join(dir, wheelPattern), dir, filepath.Join(dir, "lib*"), filepath.Join(dir, "lib", "python3*", "site-packages", wheelPattern)}
+}
+
+// unpacked looks for .nixl in a directory and its parents. Nobody named it, so it must not be another user's: whoever can put one
+// into /tmp, for instance, would run code in every program that is started below.
 func (s *searcher) unpacked(what, dir string) {
 	if s.found != "" {
 		return
 	}
 	source, any := ".nixl in "+what+" or above", false
 	for d := dir; s.found == ""; d = filepath.Dir(d) {
-		root := globEscape(filepath.Join(d, ".nixl"))
-		if s.directories(source, filepath.Join(root, wheelPattern), root, filepath.Join(root, "lib*")) {
+		root := filepath.Join(d, ".nixl")
+		if err := trusted(root); err == nil {
+			for _, f := range files(layouts(root)...) {
+				any = true
+				if s.found != "" {
+					break
+				}
+				if err := trustedBelow(root, f); err != nil {
+					s.miss(source, f, err)
+					continue
+				}
+				s.open(source, f)
+			}
+		} else if !errors.Is(err, fs.ErrNotExist) {
 			any = true
+			s.miss(source, root, err)
 		}
 		if d == filepath.Dir(d) {
 			break
@@ -259,6 +295,34 @@ func (s *searcher) unpacked(what, dir string) {
 	if !any {
 		s.miss(source, filepath.Join(dir, ".nixl"), errNoFile)
 	}
+}
+
+// trusted refuses what users other than this one and root can change: a link that is theirs, and a file or directory that is
+// theirs or that they can write to.
+func trusted(path string) error {
+	for _, stat := range []func(string) (fs.FileInfo, error){os.Lstat, os.Stat} {
+		info, err := stat(path)
+		if err != nil {
+			return err
+		}
+		if owner, ok := info.Sys().(*syscall.Stat_t); !ok || owner.Uid != 0 && int(owner.Uid) != os.Geteuid() {
+			return fmt.Errorf("not trusted: %s belongs to another user; to load it all the same, set %s", path, LibraryVariable)
+		}
+		if info.Mode()&fs.ModeSymlink == 0 && info.Mode()&0o022 != 0 {
+			return fmt.Errorf("not trusted: other users can write to %s (%v); chmod -R go-w, or set %s", path, info.Mode(), LibraryVariable)
+		}
+	}
+	return nil
+}
+
+// trustedBelow is trusted for file and the directories between it and root.
+func trustedBelow(root, file string) error {
+	for p := file; p != root; p = filepath.Dir(p) {
+		if err := trusted(p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func globEscape(path string) string {

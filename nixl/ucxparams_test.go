@@ -26,13 +26,18 @@ func TestUCXParametersThatCrashAreRefused(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// forgetWorkers spares the tests after this one the workers that it asks for. No thread that lives on may have taken one.
+func forgetWorkers(t *testing.T) {
+	before := ucxWorkers.Load()
+	t.Cleanup(func() { ucxWorkers.Store(before) })
+}
+
 // Natively a UCX backend at the address of a closed agent's takes the workers of its threads, which may lie behind its own: the
 // next notification crashes.
 func TestBackendAfterOneWithMoreWorkersHasAsMany(t *testing.T) {
 	const threads, workers = 4, "4"
 	given := map[string]string{"num_workers": "1"}
-	before := ucxWorkers.Load()
-	t.Cleanup(func() { ucxWorkers.Store(before) }) // the threads that took workers have ended
+	forgetWorkers(t)
 	work := make(chan func())
 	defer close(work)
 	for range threads { // the same OS threads every time, each of which takes a worker

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"math"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 
@@ -91,8 +92,8 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 		return bad("%w", err)
 	}
 	switch {
-	case c.Engine == "":
-		return bad("Engine is empty")
+	case c.Engine == "" || !utf8.ValidString(c.Engine):
+		return bad("Engine is empty or no UTF-8, which kv_transfer_params could not carry")
 	case c.Rank < 0 || c.Rank >= c.TPSize:
 		return bad("Rank %d is not in 0…%d", c.Rank, c.TPSize-1)
 	case c.Key != nil && len(c.Key) < minKey:

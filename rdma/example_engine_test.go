@@ -35,6 +35,11 @@ func NewEngine(name string) (*Engine, error) {
 	if e.side, err = rdma.ListenSideChannel("127.0.0.1", 0, nil); err != nil {
 		return nil, err
 	}
+	e.sched, err = lease.NewScheduler(lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: name, Host: "127.0.0.1",
+		Port: e.side.Port(), TPSize: ranks, Ranks: ranks, Blocks: kvBlocks, Epoch: rdma.Epoch()})
+	if err != nil {
+		return nil, err
+	}
 	for r := range ranks {
 		if e.memory[r], err = nixl.AllocBuffer(kvLayers * kvBlocks * blockSize); err != nil {
 			return nil, err
@@ -48,15 +53,14 @@ func NewEngine(name string) (*Engine, error) {
 		if err != nil {
 			return nil, err
 		}
-		e.workers[r], err = rdma.NewWorker(fabric, rdma.WorkerConfig{Engine: name, Rank: r, TPSize: ranks, KV: rdma.KV{Regions: regions}})
+		e.workers[r], err = rdma.NewWorker(fabric, rdma.WorkerConfig{Engine: name, Rank: r, TPSize: ranks,
+			KV: rdma.KV{Regions: regions}, Lease: e.sched.Config().Config}) // with as many slots
 		if err != nil {
 			return nil, err
 		}
 		e.side.Serve(e.workers[r])
 	}
-	e.sched, err = lease.NewScheduler(lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: name, Host: "127.0.0.1",
-		Port: e.side.Port(), TPSize: ranks, Ranks: ranks, Blocks: kvBlocks, Epoch: rdma.Epoch()})
-	return e, err
+	return e, nil
 }
 
 // Schedule gives a request n blocks: to prefill, with params of do_remote_decode, or to read, with those of an owner.

@@ -59,7 +59,9 @@ type NIXLConfig struct {
 	Agent         nixl.Config
 	Backend       string            // NIXL plugin; empty: UCX
 	BackendParams map[string]string // its parameters, such as num_threads
-	Memory        []nixl.Memory     // the rank's KV memory
+	// Memory is the rank's KV memory: a nixl.Buffer, a GPU's (nixl.Device), or an arena of the engine's own in host memory
+	// (nixl.Host). The engine frees its own after the Close of the fabric.
+	Memory []nixl.Memory
 }
 
 // nixlFabric is a Fabric over a NIXL agent.

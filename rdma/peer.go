@@ -197,7 +197,7 @@ func (w *Worker) shake(h *handshake, info lease.Peer, shares []share) error {
 			h.ranks = append(h.ranks, r)
 		}
 		if err != nil {
-			return fmt.Errorf("rank %d: %w", shares[i].rank, err)
+			return fmt.Errorf("the owner's rank %d: %w", shares[i].rank, err)
 		}
 		for _, o := range h.ranks[:i] {
 			if o.agent == r.agent {

@@ -123,7 +123,7 @@ func (w *Worker) leaves(p *peer) {
 // refuse reports a pull of which nothing was posted as failed.
 func (w *Worker) refuse(request string, cause lease.Cause, err error, res *lease.Result) {
 	w.countFailure(cause)
-	res.Failed = append(res.Failed, lease.Failure{Request: request, Cause: cause, Message: message(cause, err)})
+	res.Failed = append(res.Failed, lease.Failure{Request: request, Cause: cause, Message: message(cause, err), Err: err})
 }
 
 // prepare works out the block READs of x, one per rank of the owner that has blocks for this rank.
@@ -509,7 +509,7 @@ func (w *Worker) finish(res *lease.Result) {
 			continue
 		case f.Cause != 0:
 			w.countFailure(f.Cause)
-			res.Failed = append(res.Failed, lease.Failure{Request: id, Cause: f.Cause, Message: message(f.Cause, f.Err), Quarantined: f.Quarantined})
+			res.Failed = append(res.Failed, lease.Failure{Request: id, Cause: f.Cause, Message: message(f.Cause, f.Err), Err: f.Err, Quarantined: f.Quarantined})
 			continue
 		case x.Verify:
 			w.stats.Verified++

@@ -302,7 +302,7 @@ func TestReadWithoutALeaseIsUnverifiable(t *testing.T) {
 		require.Zero(t, reader.w.Stats().Reads)
 	})
 	t.Run("read unverified when verification is off", func(t *testing.T) {
-		_, owner, reader := pair2(t, func(c *WorkerConfig) { c.Lease.Verification = false })
+		_, owner, reader := pair2(t, func(c *WorkerConfig) { c.Lease.Verification = lease.VerifyNone })
 		owner.fill(0xA1, 2)
 		p := owner.publish("req", 2)
 		p.Lease = nil

@@ -21,7 +21,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -57,7 +56,6 @@ type options struct {
 }
 
 func main() {
-	runtime.LockOSThread() // children die with the thread that started them
 	var o options
 	quick := flag.Bool("quick", false, "a few seconds, for figures that only show that it works")
 	flag.StringVar(&o.tls, "tls", "tcp tcp,shm,cma,self", "UCX transports (UCX_TLS), each measured on its own")
@@ -78,7 +76,7 @@ func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	var err error
 	if *role != "" {
-		err = runNode(ctx, newShape(*size), *role != "unverified", pairs(o.params), os.Stdin, os.Stdout)
+		err = runNode(ctx, newShape(*size), *role != "unverified", pairs(o.params))
 	} else {
 		err = run(ctx, o)
 	}
@@ -203,7 +201,7 @@ func (b *bench) start() error {
 
 func (b *bench) end() (err error) {
 	for _, p := range b.all {
-		err = errors.Join(err, p.end())
+		err = errors.Join(err, p.End())
 	}
 	b.all = nil
 	return err

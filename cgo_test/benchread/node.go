@@ -1,18 +1,16 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"sync/atomic"
 	"time"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/child"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/rdma"
 )
@@ -47,9 +45,11 @@ type node struct {
 }
 
 // runNode serves commands until stdin ends.
-func runNode(ctx context.Context, s shape, verify bool, params map[string]string, in io.Reader, out io.Writer) error {
+func runNode(ctx context.Context, s shape, verify bool, params map[string]string) error {
 	cfg := lease.DefaultConfig()
-	cfg.Verification = verify
+	if !verify {
+		cfg.Verification = lease.VerifyNone
+	}
 	c := &node{shape: s}
 	n, err := nixlgo.New(nixlgo.Config{Layers: s.Layers, Blocks: s.NodeBlocks, BlockBytes: s.BlockBytes, Lease: cfg, BackendParams: params,
 		Trace:  rdma.Trace{BeforeCheck: func(string, int, int) { c.check.Store(time.Now().UnixNano()) }},
@@ -67,23 +67,19 @@ func runNode(ctx context.Context, s shape, verify bool, params map[string]string
 	}()
 	c.Node = n
 	c.fill()
-	answers := json.NewEncoder(out)
-	lines := bufio.NewScanner(in)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var cmd command
-		if err := json.Unmarshal(lines.Bytes(), &cmd); err != nil {
-			return fmt.Errorf("command %q: %w", lines.Text(), err)
+	for cmd, err := range child.Commands[command](os.Stdin) {
+		if err != nil {
+			return err
 		}
 		a, err := c.do(ctx, cmd)
 		if err != nil {
 			a.Error = err.Error()
 		}
-		if err := answers.Encode(a); err != nil {
+		if err := child.Say(a); err != nil {
 			return err
 		}
 	}
-	return lines.Err()
+	return nil
 }
 
 func (n *node) do(ctx context.Context, c command) (a answer, err error) {

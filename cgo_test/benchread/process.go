@@ -33,4 +33,3 @@ func (p *process) call(ctx context.Context, c command) (a answer, err error) {
 
 func (p *process) stop() error { return p.Cmd.Process.Signal(syscall.SIGSTOP) }
 func (p *process) cont() error { return p.Cmd.Process.Signal(syscall.SIGCONT) }
-func (p *process) end() error  { return p.End() }

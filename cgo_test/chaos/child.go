@@ -89,7 +89,10 @@ func runChild(ctx context.Context, role string, cfg config) error {
 		c.free = append(c.free, b)
 	}
 	lc := lease.DefaultConfig()
-	lc.Duration, lc.Verification = cfg.lease, cfg.verify
+	lc.Duration = cfg.lease
+	if !cfg.verify {
+		lc.Verification = lease.VerifyNone
+	}
 	var err error
 	c.node, err = nixlgo.New(nixlgo.Config{
 		Engine: id.Engine, Port: id.Port, Layers: layers, Blocks: cfg.blocks, BlockBytes: blockBytes, Lease: lc,

@@ -43,7 +43,7 @@ type engineOptions struct {
 }
 
 // unverified turns the check off: vLLM offers no slots.
-func unverified(c *lease.Config) { c.Verification = false }
+func unverified(c *lease.Config) { c.Verification = lease.VerifyOffered }
 
 // newEngine makes a Go engine with the geometry and the compatibility hash of a running vLLM.
 func newEngine(t testing.TB, name string, like Ready, o engineOptions) *engine {

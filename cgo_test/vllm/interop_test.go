@@ -147,7 +147,7 @@ func (v pair) goReads(t *testing.T) {
 func (v pair) goHeartbeats(t *testing.T) {
 	p := v.p.For(t)
 	e := newEngine(t, "go-waits", p.Ready(), engineOptions{lease: func(c *lease.Config) {
-		c.Verification, c.Duration = false, peerLease*time.Second
+		c.Verification, c.Duration = lease.VerifyOffered, peerLease*time.Second
 	}})
 	params, _ := prefill(t, p, "kept", prompt(100))
 	want := p.Blocks(params.RemoteBlockIDs[0])

@@ -93,7 +93,7 @@ func (v pair) largerBlocksInGo(t *testing.T, d *Peer) {
 }
 
 // bidirectional is vLLM's mode in which a decoder keeps its blocks for the next turn.
-func bidirectional(c *lease.Config) { c.Verification, c.Bidirectional = false, true }
+func bidirectional(c *lease.Config) { c.Verification, c.Bidirectional = lease.VerifyOffered, true }
 
 // secondTurn lets the vLLM engine b decode what a Go engine serves, and returns what b keeps for the next turn.
 func (v pair) secondTurn(t *testing.T, b *Peer, e *engine, id string) *lease.Params {

@@ -186,6 +186,9 @@ func (d *demo) run(ctx context.Context) (err error) {
 	return err
 }
 
+// linesOfReads is how many reads of the first scene a person is shown; a program is shown all.
+const linesOfReads = 4
+
 // verifiedReads passes all requests, a few at a time.
 func (d *demo) verifiedReads(ctx context.Context) error {
 	ids := make([]string, d.requests)
@@ -219,14 +222,19 @@ func (d *demo) verifiedReads(ctx context.Context) error {
 			return err
 		}
 		d.summary.Verified++
-		d.say("verified", "decode", fmt.Sprintf("%s: %s × %s, %s in %.1f ms, slot %d holds its nonce, %d SHA-256 equal",
-			e.ID, many(d.blocks, "block"), many(d.layers, "layer"), byteSize(int64(e.Bytes)), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
-			map[string]any{"id": e.ID, "bytes": e.Bytes, "seconds": e.Seconds, "slot": p.Params.Lease.Slot, "nonce": p.Params.Lease.Nonce})
+		if d.json || done < linesOfReads {
+			d.say("verified", "decode", fmt.Sprintf("%s: %s × %s, %s in %.1f ms, slot %d holds its nonce, %d SHA-256 equal",
+				e.ID, many(d.blocks, "block"), many(d.layers, "layer"), byteSize(int64(e.Bytes)), 1000*e.Seconds, p.Params.Lease.Slot, len(e.SHA256)),
+				map[string]any{"id": e.ID, "bytes": e.Bytes, "seconds": e.Seconds, "slot": p.Params.Lease.Slot, "nonce": p.Params.Lease.Nonce})
+		}
 		if next := done + atOnce; next < len(ids) {
 			if err := d.fetch(ids[next], published[ids[next]].Params, next); err != nil {
 				return err
 			}
 		}
+	}
+	if more := len(ids) - linesOfReads; more > 0 && !d.json {
+		d.say("verified", "decode", fmt.Sprintf("… %d more", more), nil)
 	}
 	for range ids {
 		e, err := d.owner.wait(ctx, "freed", "")
@@ -353,7 +361,8 @@ func (d *demo) killed(ctx context.Context) error {
 		return err
 	}
 	d.events.note("the reader is killed")
-	d.say("killed", "decode", fmt.Sprintf("SIGKILL to process %d, which holds %d leases; a heartbeat extends them by %s", d.reader.pid, heldByKilled, extension),
+	d.say("killed", "decode", fmt.Sprintf("SIGKILL to process %d, which holds %d leases; a heartbeat extends them by %s; "+
+		"what UCX now says of it on standard error is expected", d.reader.pid, heldByKilled, extension.Round(time.Millisecond)),
 		map[string]any{"pid": d.reader.pid, "leases": heldByKilled})
 	for range heldByKilled {
 		e, err := d.owner.wait(ctx, "freed", "")
@@ -376,7 +385,7 @@ func (d *demo) killed(ctx context.Context) error {
 			d.summary.ReaderKilledFreedS, extension, step)
 	}
 	d.say("freed", "prefill", fmt.Sprintf("%d leases ran out, all blocks free %.2f s after the kill (extension %s, longest step %s)",
-		heldByKilled, d.summary.ReaderKilledFreedS, extension, step.Round(time.Millisecond)),
+		heldByKilled, d.summary.ReaderKilledFreedS, extension.Round(time.Millisecond), step.Round(time.Millisecond)),
 		map[string]any{"leases": heldByKilled, "seconds": d.summary.ReaderKilledFreedS, "extension_s": extension.Seconds()})
 	d.reader, err = d.spawn(ctx, "decode")
 	return err

@@ -115,7 +115,7 @@ func runDemoNode(ctx context.Context, cfg nodeConfig, in io.Reader, out io.Write
 	d.node, err = nixlgo.New(nixlgo.Config{
 		Layers: cfg.Layers, Blocks: cfg.Blocks, BlockBytes: cfg.BlockBytes, Lease: lc, Library: cfg.Library,
 		Trace:  d.trace(),
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})).With("process", cfg.Name),
+		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {
 		return err

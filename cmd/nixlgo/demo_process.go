@@ -11,6 +11,8 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nixlgo/nixlgo/lease"
@@ -29,6 +31,20 @@ type process struct {
 	events chan event // closed when the process ended
 	early  []event    // events that came while another was waited for
 	ended  bool
+	said   sync.WaitGroup // until its standard error was passed on
+}
+
+// passOn writes the lines of a process, behind its name.
+func passOn(to io.Writer, from io.Reader, name string) {
+	for r := bufio.NewReader(from); ; {
+		line, err := r.ReadString('\n')
+		if line != "" {
+			fmt.Fprintf(to, "%s: %s\n", name, strings.TrimSuffix(line, "\n"))
+		}
+		if err != nil {
+			return
+		}
+	}
 }
 
 // spawn starts a demo process over the chosen transport and waits until it is ready.
@@ -41,7 +57,6 @@ func (d *demo) spawn(ctx context.Context, name string) (*process, error) {
 		"--layers", strconv.Itoa(d.layers), "--blocks", strconv.Itoa(d.nodeBlocks()), "--block-bytes", strconv.Itoa(d.blockBytes),
 		"--lease", d.lease.String(), "--trace="+strconv.FormatBool(d.report != ""))
 	cmd.Env = append(os.Environ(), "UCX_TLS="+d.tls)
-	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -50,10 +65,15 @@ func (d *demo) spawn(ctx context.Context, name string) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
+	said, err := cmd.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the %s process: %w", name, err)
 	}
 	p := &process{name: name, pid: cmd.Process.Pid, cmd: cmd, stdin: in, in: json.NewEncoder(in), events: make(chan event, 1024)}
+	p.said.Go(func() { passOn(os.Stderr, said, name) })
 	go func() {
 		defer close(p.events)
 		lines := bufio.NewScanner(out)
@@ -187,6 +207,7 @@ func (p *process) end() error {
 	for e := range p.events {
 		p.early = append(p.early, e)
 	}
+	p.said.Wait()
 	err := p.cmd.Wait()
 	if _, exited := errors.AsType[*exec.ExitError](err); exited {
 		return nil

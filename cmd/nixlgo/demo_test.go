@@ -43,6 +43,8 @@ func TestDemoShowsEveryScene(t *testing.T) {
 			code, stdout, stderr := run(t, exe, "demo", "--json", "--tls", tls, "--requests", "9", "--blocks", "3", "--layers", "3", "--block-bytes", "5000", "--report", page)
 			require.Zero(t, code, stderr)
 			lines := strings.Split(strings.TrimSpace(stdout), "\n")
+			require.Equal(t, 9+1, strings.Count(stdout, `"event":"verified"`), "each read of scene 1, and that of scene 2")
+			requireNamed(t, stderr)
 			var scenes []int
 			for _, l := range lines[:len(lines)-1] {
 				var e struct {
@@ -74,6 +76,31 @@ func TestDemoShowsEveryScene(t *testing.T) {
 			requireDemoReport(t, page)
 		})
 	}
+}
+
+// requireNamed requires that each line of standard error says which process it is of.
+func requireNamed(t *testing.T, stderr string) {
+	t.Helper()
+	for line := range strings.Lines(stderr) {
+		require.Regexp(t, "^(prefill|decode): ", line)
+	}
+}
+
+// A person is not shown all of what is much the same, and is told which complaints are part of the play.
+func TestDemoIsShortForPeople(t *testing.T) {
+	code, stdout, stderr := run(t, program(t), "demo", "--requests", "9", "--lease", "1500ms")
+	require.Zero(t, code, stderr)
+	require.Equal(t, linesOfReads, strings.Count(stdout, "SHA-256 equal"))
+	require.Contains(t, stdout, "decode   … 5 more\n")
+	require.Contains(t, stdout, "9 of 9 reads verified, 0 wrong bytes")
+	require.Equal(t, 1, strings.Count(stdout, "what UCX now says of it on standard error is expected"))
+	requireNamed(t, stderr)
+}
+
+func TestLinesOfAProcessAreNamed(t *testing.T) {
+	var b strings.Builder
+	passOn(&b, strings.NewReader("one\n\n"+strings.Repeat("x", 100_000)+"\nno end"), "decode")
+	require.Equal(t, "decode: one\ndecode: \ndecode: "+strings.Repeat("x", 100_000)+"\ndecode: no end\n", b.String())
 }
 
 // requireDemoReport checks the page of a demo of 9 requests.

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net"
 	"net/http"
 	"time"
 
@@ -26,14 +27,12 @@ type holdConfig struct {
 	ttl, maxTTL time.Duration
 	maxHolds    int
 	maxBody     int64
+	metricsPort int // 0: none
 	format      format
 }
 
 func newHold() *cobra.Command {
-	c := holdConfig{node: nixlgo.Config{
-		HoldOnly: true, Layers: 1, Blocks: 1, BlockBytes: 4096, // no KV cache: one block, because a node has some
-		Lease: lease.DefaultConfig(),
-	}}
+	c := holdConfig{node: nixlgo.Config{HoldOnly: true, Lease: lease.DefaultConfig()}}
 	cmd := &cobra.Command{
 		Use:   "hold",
 		Short: "Renew leases for a router that has no decoder yet, and give them back",
@@ -44,6 +43,7 @@ func newHold() *cobra.Command {
 			"  GET    /v1/holds, /v1/holds/ID          what is held\n" +
 			"  DELETE /v1/holds/ID?release=true|false  → 204\n" +
 			"  GET    /healthz                         {\"holds\", \"max_holds\"}\n" +
+			"  GET    /metrics                         for Prometheus: heartbeats sent and failed, leases renewed now\n" +
 			"An error is {\"code\", \"error\"}: 400 invalid, 403 forbidden, 404 unknown_hold, 413 too_large, 415 unsupported_media_type,\n" +
 			"429 too_many_holds, 503 unavailable.\n\n" +
 			"release=true tells the owner that nobody will read: it frees the blocks at once. That is safe only while no decoder has\n" +
@@ -77,6 +77,7 @@ func newHold() *cobra.Command {
 	f.DurationVar(&c.maxTTL, "max-ttl", 10*time.Minute, "longest life that a hold may ask for")
 	f.IntVar(&c.maxHolds, "max-holds", 10000, "holds at once")
 	f.Int64Var(&c.maxBody, "max-body", 1<<20, "bytes of a request")
+	f.IntVar(&c.metricsPort, "metrics-port", 0, "port for GET /metrics alone, on every interface: Prometheus scrapes no socket (default: none)")
 	c.handshakes.flags(f)
 	libraryFlag(f, &c.node.Library)
 	formatFlags(f, &c.format, false)
@@ -96,7 +97,7 @@ func (c *holdConfig) check() error {
 	if err := c.handshakes.check(&c.node); err != nil {
 		return usageError{fmt.Errorf("hold: %w", err)}
 	}
-	if err := checkBounds(bound{"max-holds", c.maxHolds, 1, math.MaxInt32}); err != nil {
+	if err := checkBounds(bound{"max-holds", c.maxHolds, 1, math.MaxInt32}, bound{"metrics-port", c.metricsPort, 0, 65535}); err != nil {
 		return usageError{fmt.Errorf("hold: %w", err)}
 	}
 	if c.listen != "" {
@@ -144,6 +145,13 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 		return err
 	}
 	defer l.Close()
+	var forMetrics net.Listener
+	if c.metricsPort != 0 {
+		if forMetrics, err = net.Listen("tcp", fmt.Sprintf(":%d", c.metricsPort)); err != nil {
+			return fmt.Errorf("hold: --metrics-port %d: %w", c.metricsPort, err)
+		}
+		defer forMetrics.Close()
+	}
 	node, end, err := c.handshakes.open(c.node)
 	if err != nil {
 		return fmt.Errorf("hold: %w", err)
@@ -155,10 +163,18 @@ func (c *holdConfig) run(ctx context.Context, out, errs io.Writer) (err error) {
 	if err != nil {
 		return fmt.Errorf("hold: --state: %w", err)
 	}
+	scraped, err := metricsOf(node)
+	if err != nil {
+		return fmt.Errorf("hold: %w", err)
+	}
 	server := &http.Server{
-		Handler:           h.handler(l.Addr().Network() == "tcp" && !c.allowRemote),
+		Handler:           h.handler(l.Addr().Network() == "tcp" && !c.allowRemote, scraped),
 		ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 16 << 10, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+	}
+	if forMetrics != nil {
+		stop := serveMetrics(forMetrics, scraped, log)
+		defer stop()
 	}
 	err = serveNode(ctx, node, l, server, func() error {
 		return say(out, c.format, holdReady{"ready", node.Engine(), address, c.state, resumed}, "hold: %s, %s of an earlier run", address, many(resumed, "hold"))

@@ -220,9 +220,9 @@ func (x *holding) wire() hold.Hold {
 	return hold.Hold{ID: x.ID, Engine: x.Params.RemoteEngineID, Request: x.Params.RemoteRequestID, Expires: x.Expires}
 }
 
-// handler serves the holder. With local, it serves only requests that are addressed to this machine: a web page that has its
+// handler serves the holder, and scraped at /metrics. With local, it serves only requests that are addressed to this machine: a web page that has its
 // name point here cannot use it.
-func (h *holder) handler(local bool) http.Handler {
+func (h *holder) handler(local bool, scraped http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	handle := func(pattern string, f func(w http.ResponseWriter, r *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
@@ -242,6 +242,10 @@ func (h *holder) handler(local bool) http.Handler {
 	handle("GET "+hold.HoldsPath+"/{id}", h.get)
 	handle("DELETE "+hold.HoldsPath+"/{id}", h.delete)
 	handle("GET "+hold.HealthPath, h.health)
+	handle("GET "+metricsPath, func(w http.ResponseWriter, r *http.Request) error {
+		scraped.ServeHTTP(w, r)
+		return nil
+	})
 	handle("/", func(_ http.ResponseWriter, r *http.Request) error {
 		return refusal(http.StatusNotFound, hold.CodeNoResource, "%.20s %.80s is nothing that the daemon does: see `nixlgo hold --help`", r.Method, r.URL.Path)
 	})

@@ -40,7 +40,9 @@ func serveHolder(t *testing.T, change ...func(*holdConfig)) (*holder, *hold.Clie
 	t.Cleanup(h.stop)
 	_, err = h.resume()
 	require.NoError(t, err)
-	s := httptest.NewServer(h.handler(true))
+	scraped, err := metricsOf(node)
+	require.NoError(t, err)
+	s := httptest.NewServer(h.handler(true, scraped))
 	t.Cleanup(s.Close)
 	client, err := hold.New(s.URL)
 	require.NoError(t, err)
@@ -82,6 +84,7 @@ func TestHoldRefusesBadRequestsInJSON(t *testing.T) {
 		"a form":          {request{"POST", "/v1/holds", "text/plain", "", body(good)}, 415, hold.CodeMediaType, "application/json"},
 		"another host":    {request{"POST", "/v1/holds", "", "evil.example:80", body(good)}, 403, hold.CodeForbidden, "evil.example"},
 		"GET of a host":   {request{"GET", "/v1/holds", "", "evil.example:80", ""}, 403, hold.CodeForbidden, "evil.example"},
+		"a scrape of it":  {request{"GET", "/metrics", "", "evil.example:80", ""}, 403, hold.CodeForbidden, "evil.example"},
 		"unknown":         {request{"GET", "/v1/holds/ABC", "", "", ""}, 404, hold.CodeUnknown, "ABC"},
 		"unknown release": {request{"DELETE", "/v1/holds/ABC?release=true", "", "", ""}, 404, hold.CodeUnknown, "ABC"},
 		"release unsaid":  {request{"DELETE", "/v1/holds/ABC", "", "", ""}, 400, hold.CodeInvalid, "safe only while no decoder"},

@@ -252,7 +252,7 @@ func TestAReleaseWhileADecoderHasTheParamsIsOnlySafeIfItVerifies(t *testing.T) {
 	exe := program(t)
 	owner := startNode(t)
 	verifying := startNode(t)
-	trusting := startNode(t, func(c *nixlgo.Config) { c.Lease.Verification = false })
+	trusting := startNode(t, func(c *nixlgo.Config) { c.Lease.Verification = lease.VerifyNone })
 	d := startHold(t, exe, socketArgs(t)...)
 
 	fillNode(owner, 0x11, 1, 2)

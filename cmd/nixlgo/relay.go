@@ -47,8 +47,10 @@ func newRelay() *cobra.Command {
 			"  POST /       kv_transfer_params, alone or under that key   →  200 the new kv_transfer_params\n" +
 			"               400 params that cannot be served   409 the owner's lease was lost or cannot be verified\n" +
 			"               413 more blocks than the relay has 502 the owner failed   504 it did not deliver in time\n" +
-			"  GET /stats   counters and free blocks\n\n" +
-			"vLLM up to 0.33 has no lease slots, so its leases are renewed but not verified, unless --verify insists.\n" +
+			"  GET /stats   counters and free blocks\n" +
+			"  GET /metrics for Prometheus\n\n" +
+			"Leases are verified where the owner offers that. vLLM up to 0.33 does not, so its leases are renewed only; --verify\n" +
+			"refuses them.\n" +
 			"Nothing authenticates a client, and params name the host that the relay connects to: keep --listen and --host on a\n" +
 			"private network. SIGTERM stops taking requests and waits up to --drain for the decoders to read what is published.",
 		Example: "  nixlgo relay --like tcp://10.0.0.6:5600 --host 10.0.0.7 --blocks 4096\n" +
@@ -76,7 +78,7 @@ func newRelay() *cobra.Command {
 	f.BoolVar(&c.node.AnyCompatibility, "any-compatibility", false, "read from owners with another hash, too")
 	f.IntVar(&c.node.Blocks, "blocks", 1024, "blocks that the relay holds at most")
 	f.DurationVar(&c.node.Lease.Duration, "lease", c.node.Lease.Duration, "life of a lease that no decoder renews")
-	f.BoolVar(&c.verify, "verify", false, "refuse blocks whose lease cannot be verified after the read")
+	f.BoolVar(&c.verify, "verify", false, "refuse blocks of owners that offer no verification")
 	f.DurationVar(&c.node.ReadTimeout, "timeout", time.Minute, "longest wait for an owner")
 	f.DurationVar(&c.drain, "drain", 30*time.Second, "longest wait for decoders at the end")
 	c.handshakes.flags(f)
@@ -88,7 +90,9 @@ func newRelay() *cobra.Command {
 // check validates the command line and learns what --like offers.
 func (c *relayConfig) check(ctx context.Context) error {
 	bad := func(format string, a ...any) error { return usageError{fmt.Errorf("relay: "+format, a...)} }
-	c.node.Lease.Verification = c.verify
+	if !c.verify {
+		c.node.Lease.Verification = lease.VerifyOffered
+	}
 	if err := checkLease(c.node.Lease.Duration); err != nil {
 		return bad("%w", err)
 	}
@@ -203,10 +207,15 @@ func (c *relayConfig) run(ctx context.Context, out, errs io.Writer) (err error) 
 		return fmt.Errorf("relay: %w", err)
 	}
 	defer func() { err = errors.Join(err, end()) }()
+	scraped, err := metricsOf(node)
+	if err != nil {
+		return fmt.Errorf("relay: %w", err)
+	}
 	r := &relay{node: node, blocks: newBlockPool(c.node.Blocks), log: log}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /{$}", r.post)
 	mux.HandleFunc("GET /stats", r.stats)
+	mux.Handle("GET "+metricsPath, scraped)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second}
 	ready := relayReady{"ready", node.Engine(), "tcp://" + net.JoinHostPort(c.node.Host, strconv.Itoa(node.Port())), "http://" + l.Addr().String() + "/",
 		c.node.Layers, c.node.BlockBytes, c.node.BlockTokens, c.node.Blocks}

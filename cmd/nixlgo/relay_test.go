@@ -131,6 +131,33 @@ func TestRelayPassesBlocksOnUnderItsOwnLease(t *testing.T) {
 	}
 }
 
+// A relay that read without a check would give its decoder another request's blocks under a lease that proves nothing.
+func TestRelayVerifiesWhatCanBeVerified(t *testing.T) {
+	exe := program(t)
+	owner, reader := startNode(t), startNode(t)
+	plain := startNode(t, func(c *nixlgo.Config) { c.Lease.Slots = lease.NoSlot })
+	_, r := startRelay(t, exe, "--like", sideChannel(owner.Port()), "--blocks", "5")
+	fillNode(owner, 1, 1)
+	pub, err := owner.Publish(t.Context(), "lapsed", []int{1}, 16)
+	require.NoError(t, err)
+	require.NoError(t, pub.Revoke())
+	<-pub.Done()
+	fillNode(owner, 2, 1) // another prompt's
+	text, err := json.Marshal(pub.Params())
+	require.NoError(t, err)
+	code, answer, err := post(t, t.Context(), r, string(text))
+	require.NoError(t, err)
+	require.Equal(t, http.StatusConflict, code, string(answer))
+	require.Equal(t, 5, freeBlocks(t, r))
+
+	fillNode(plain, 3, 1)
+	pub, err = plain.Publish(t.Context(), "without a lease", []int{1}, 16)
+	require.NoError(t, err)
+	require.Nil(t, pub.Params().Lease)
+	require.NoError(t, reader.Fetch(t.Context(), relayed(t, r, pub.Params()), []int{5}))
+	requireNode(t, reader, 3, 5)
+}
+
 func TestRelayRefusesByStatus(t *testing.T) {
 	exe := program(t)
 	owner := startNode(t)

@@ -8,12 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-
 	"github.com/nixlgo/nixlgo"
-	"github.com/nixlgo/nixlgo/rdma/metrics"
 )
 
 // The paths of the file, for serve and fetch.
@@ -24,18 +19,14 @@ const (
 
 // server answers for the file, and shows the node.
 func (s *fileServer) server(log *slog.Logger) (*http.Server, error) {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	if _, err := metrics.Register(registry, metrics.NodeSources(s.node)); err != nil {
-		return nil, err
-	}
-	if err := metrics.RegisterBuildInfo(registry); err != nil {
+	scraped, err := metricsOf(s.node)
+	if err != nil {
 		return nil, err
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+filePath, func(w http.ResponseWriter, _ *http.Request) { answer(w, http.StatusOK, s.offer) })
 	mux.HandleFunc("POST "+partsPath+"{n}", s.post)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{Registry: registry}))
+	mux.Handle("GET "+metricsPath, scraped)
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		s.node.Stats() // waits for the step under way: a node that hangs does not answer
 		answer(w, http.StatusOK, map[string]bool{"ok": true})

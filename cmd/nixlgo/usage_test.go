@@ -65,7 +65,7 @@ func TestAWrongValueOfAnyFlagIsAUsageError(t *testing.T) {
 		{"fetch", []string{"http://10.0.0.7:8300"}, flags{"output": {"-"}, "overwrite": nil, "parallel": zero, "memory-mib": zero, "attempts": zero, "timeout": none,
 			"library": {any}, "json": nil, "key-file": key, "etcd": etcd}, url},
 		{"hold", nil, flags{"listen": append([]string{"unix:", "unix:/" + strings.Repeat("x", 200), "10.0.0.7:80", ":80"}, listen...), "allow-remote": nil, "state": {any},
-			"lease": none, "ttl": none, "max-ttl": none, "max-holds": zero, "max-body": zero, "library": {any}, "json": nil, "key-file": key, "etcd": etcd}, []string{"x"}},
+			"lease": none, "ttl": none, "max-ttl": none, "max-holds": zero, "max-body": zero, "metrics-port": port, "library": {any}, "json": nil, "key-file": key, "etcd": etcd}, []string{"x"}},
 		{"probe", []string{"tcp://10.0.0.7:5600"}, flags{"tp": zero, "pp": zero, "count": zero, "hash": {any}, "engine": {any}, "read": nil, "bytes": zero, "library": {any},
 			"key-file": key, "backend": {any}, "timeout": none, "json": nil}, tcp},
 		{"relay", []string{"--listen", "127.0.0.1:0", "--layers", "1", "--block-bytes", "1", "--block-tokens", "1"}, flags{"listen": listen, "engine": {any}, "host": host, "port": port,

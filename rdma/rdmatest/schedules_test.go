@@ -368,7 +368,7 @@ func TestLateHeartbeatByIDRevivesNothing(t *testing.T) {
 // protocol-check.md M6, cases.md 8: a read-complete without a nonce, from a reader that verifies nothing, comes when its id
 // lives again. It ends neither the prefill that runs now nor, once there are two lives, either of them by a guess.
 func TestLateReadCompleteWithoutANonce(t *testing.T) {
-	d := newDuo(t, func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Verification = false })
+	d := newDuo(t, func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Verification = lease.VerifyNone })
 	p := d.owner.publish("req", 7, 3)
 	p.Lease = nil
 	d.net.HoldNotifications(true)

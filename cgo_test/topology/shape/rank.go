@@ -53,7 +53,9 @@ func OpenRank(s *Shape, owner bool, rank int, open Open) (*Rank, error) {
 	}
 	copy(r.mem, bytes.Repeat([]byte{fill}, len(r.mem)))
 	lc := lease.DefaultConfig()
-	lc.Verification = !r.m.side.VerifyNothing
+	if r.m.side.VerifyNothing {
+		lc.Verification = lease.VerifyNone
+	}
 	kv := rdma.KV{Attention: "FLASH_ATTN", Heads: s.Heads, Layout: s.Layout, BlockTokens: r.m.side.BlockTokens, PhysicalPerLogical: r.m.side.PerLogical}
 	for l, layer := range s.Layers {
 		kv.Regions = append(kv.Regions, rdma.Region{Name: fmt.Sprintf("layers.%d", l), Base: mem.Addr() + uint64(r.m.bases[l]), BlockLen: r.m.sizes[l],

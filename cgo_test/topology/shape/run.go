@@ -37,7 +37,9 @@ func newEngine(s *Shape, owner bool, port int, ranks []Ranker) (*engine, error) 
 		side = s.Owner
 	}
 	lc := lease.DefaultConfig()
-	lc.Verification = !side.VerifyNothing
+	if side.VerifyNothing {
+		lc.Verification = lease.VerifyNone
+	}
 	var err error
 	e.sched, err = lease.NewScheduler(lease.SchedulerConfig{Config: lc, Engine: s.engine(owner), Host: "127.0.0.1", Port: port,
 		TPSize: len(ranks), Ranks: len(ranks), Blocks: side.Blocks, MaxSeqs: 8})
