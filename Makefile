@@ -90,7 +90,8 @@ test: setup-test ## every test, on the real NIXL
 	@echo "test: go test ./... on $(NIXLGO_LIBRARY)"
 	@$(PYTHON_ENV) go test -count=1 -p 1 -timeout 15m ./...
 
-# Not with the race detector: cgo_test/failures, whose processes are killed and stopped, and run nothing that the others do not.
+# Not with the race detector: cgo_test/failures, whose processes are killed and stopped, and run nothing that the others do not; and
+# the tests of the command that start the program, which is built without it.
 test-race: setup-test ## the tests with the race detector, then those of C with cgocheck2 and clobberfree
 	@echo "test-race: go test -race -short"
 	@$(PYTHON_ENV) go test -race -short -count=1 -p 1 -timeout 15m $$(go list ./... | grep -v /cgo_test/failures)

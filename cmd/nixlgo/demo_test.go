@@ -36,9 +36,11 @@ func run(t *testing.T, exe string, args ...string) (code int, stdout, stderr str
 }
 
 func TestDemoShowsEveryScene(t *testing.T) {
+	t.Parallel() // it waits, mostly
 	exe := program(t)
 	for _, tls := range []string{"tcp", "tcp,shm,cma,self"} {
 		t.Run(tls, func(t *testing.T) {
+			t.Parallel()
 			page := filepath.Join(t.TempDir(), "demo.html")
 			code, stdout, stderr := run(t, exe, "demo", "--json", "--tls", tls, "--requests", "9", "--blocks", "3", "--layers", "3", "--block-bytes", "5000", "--report", page)
 			require.Zero(t, code, stderr)
@@ -88,6 +90,7 @@ func requireNamed(t *testing.T, stderr string) {
 
 // A person is not shown all of what is much the same, and is told which complaints are part of the play.
 func TestDemoIsShortForPeople(t *testing.T) {
+	t.Parallel() // it waits, mostly
 	code, stdout, stderr := run(t, program(t), "demo", "--requests", "9", "--lease", "1500ms")
 	require.Zero(t, code, stderr)
 	require.Equal(t, linesOfReads, strings.Count(stdout, "SHA-256 equal"))

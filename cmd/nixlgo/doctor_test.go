@@ -132,6 +132,7 @@ func (b *doctorBench) fakeLibrary(t *testing.T, isStub string) string {
 // Everything here runs the real program on the real library: cases.md 34 and 35 (dynamo#13547, #13649, #9911, #9952,
 // #13309, #12819, #9925, nixl#1358; dynamo#9265, #9283).
 func TestDoctor(t *testing.T) {
+	t.Parallel() // it waits, mostly
 	b := newDoctorBench(t)
 
 	t.Run("a healthy machine reads and notifies over the real library", func(t *testing.T) {

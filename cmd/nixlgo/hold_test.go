@@ -110,6 +110,7 @@ func requireEnds(t *testing.T, p *nixlgo.Publication, want lease.Reason) {
 
 // The daemon has no KV cache of the owner's shape, and needs none.
 func TestHoldRenewsUntilTheHoldEnds(t *testing.T) {
+	t.Parallel() // it waits, mostly
 	const duration = 3 * time.Second
 	exe := program(t)
 	owner := startNode(t, holdLease(duration))
@@ -143,6 +144,7 @@ func TestHoldRenewsUntilTheHoldEnds(t *testing.T) {
 }
 
 func TestHoldGoesOnAfterItWasKilled(t *testing.T) {
+	t.Parallel() // it waits, mostly
 	const duration = 9 * time.Second // renewed to 6 s every second: the restart has 5
 	exe, args := program(t), append(socketArgs(t), "--lease", duration.String())
 	owner := startNode(t, holdLease(duration))

@@ -42,6 +42,9 @@ var (
 // program builds the command once for all tests that do not change it.
 func program(t *testing.T) string {
 	t.Helper()
+	if testing.Short() {
+		t.Skip("not with -short, which is for the race detector: the program is built without it")
+	}
 	programOnce.Do(func() {
 		if programDir, programErr = os.MkdirTemp("", "nixlgo"); programErr == nil {
 			var out []byte
