@@ -75,7 +75,10 @@ func TestThousandAgentsInTurn(t *testing.T) {
 	t.Parallel()
 	file = filepath.Join(t.TempDir(), "resources")
 	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.short="+fmt.Sprint(testing.Short()))
-	c.Env = append(os.Environ(), churnVariable+"="+file, "UCX_NET_DEVICES=lo") // a device more costs a backend 4 ms more
+	c.Env = append(os.Environ(), churnVariable+"="+file)
+	if !lacks(t, "nixl_capi_opt_args_set_custom_param") { // the UCX of NIXL 0.10 does not connect by lo alone
+		c.Env = append(c.Env, "UCX_NET_DEVICES=lo") // a device more costs a backend 4 ms more
+	}
 	out, err := c.CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	text, err := os.Open(file)

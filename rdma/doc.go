@@ -104,7 +104,7 @@
 //	100,000 leases, each renewed every        130 messages/s, 0.3 to 1.2 % of a core beyond idle, 130 MB in all, 2 sockets per reader
 //	  second by 64 readers over TCP
 //	the owner's step meanwhile                6 µs (p50, the same without heartbeats), 0.4 ms (p99; 0.2 ms without), 20 ms at worst, 100 ms with the cores overloaded
-//	the step of a reader that holds           0.2, 0.4 and 22 µs (p50), one or no heartbeat in it
+//	the step of a reader that holds           0.6, 0.6 and 3 µs (p50), one or no heartbeat in it
 //	  leases at 10, 100 and 1,000 owners
 //	1,000 engines of 8 ranks in one etcd      published at once in 6 s; 800 to 1,700 lookups/s; a change is noticed after 35 ms (p50), 0.4 s (p99);
 //	  (make bench-etcd)                       8 to 18 % of a core of etcd while idle, 460 MB with 10,000 watches, all back 4 to 9 s after a restart
