@@ -120,6 +120,25 @@
 // core beyond idle on either side. What it needs is connections: 2,000 sockets per rank, so more open files than the usual
 // limit of 1,024, and 1,000 handshakes per reader when all start at once. A fleet of this size was not run over NIXL.
 //
+// # Reading fast
+//
+// Measured by make bench-read: a verified fetch of 1,024 blocks between two processes, as a multiple of the same READ posted as vLLM
+// does through NIXL's Python API with UCX's own settings.
+//
+//	                  blocks of 64 KiB    16 KiB        4 KiB
+//	TCP, contiguous   2.2                 2.1           1.8
+//	TCP, shuffled     3.0                 2.9           0.9 to 1.4
+//	shm, contiguous   1.2                 1.2           1.2
+//	shm, shuffled     2.0                 1.1           1.1
+//
+// Contiguous blocks of 16 KiB and more come at the speed of TCP's loopback. Shuffled ones of 4 KiB cost a system call a block on
+// either side, whoever posts them. A check takes 120 to 160 µs whatever the size: 0.6 % of 64 MiB over TCP, 5 % of 16 MiB over
+// shared memory.
+//
+// What helps, and is on: adjacent blocks as one descriptor, pairs in ascending order, for NIXL merges those alone; the variables of
+// nixl.EnvDefaults; huge pages (nixl.AllocBuffer). What is off: more threads in UCX (num_threads), which read small blocks
+// faster, and take three times the sockets per peer.
+//
 // # Trust
 //
 // Whoever has an agent's metadata can read its registered memory. The side channel binds to the loopback interface unless told
