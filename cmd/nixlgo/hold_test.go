@@ -144,7 +144,7 @@ func TestHoldRenewsUntilTheHoldEnds(t *testing.T) {
 }
 
 func TestHoldGoesOnAfterItWasKilled(t *testing.T) {
-	t.Parallel() // it waits, mostly
+	t.Parallel()                     // it waits, mostly
 	const duration = 9 * time.Second // renewed to 6 s every second: the restart has 5
 	exe, args := program(t), append(socketArgs(t), "--lease", duration.String())
 	owner := startNode(t, holdLease(duration))
