@@ -978,7 +978,7 @@ func TestNothingIsLeftOfAHundredThousandFailures(t *testing.T) {
 	reader.step()
 	until(t, "the last handshake", func() bool { return w.Stats().PeersConnecting == 0 }, reader)
 	require.LessOrEqual(t, failed(reader), int64(2*engines), "a handshake for the requests, and one for their releases")
-	require.LessOrEqual(t, w.Stats().PeersIdle, 8, "those of the last minute")
+	require.LessOrEqual(t, w.Stats().PeersIdle, engines/20, "those of the last minute, and of handshakes that were late")
 	start = start.Add(2 * time.Minute)
 	reader.step()
 	s := w.Stats()
