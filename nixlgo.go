@@ -302,7 +302,7 @@ func (n *Node) admit(ctx context.Context, id string, blocks []int, tokens int) (
 	if n.draining {
 		return nil, ErrDraining
 	}
-	if size := cmp.Or(n.cfg.BlockTokens, 16); len(blocks) == 0 || tokens < 0 || tokens > len(blocks)*size {
+	if size := n.worker.Metadata().BlockSize; len(blocks) == 0 || tokens < 0 || tokens > len(blocks)*size {
 		return nil, fmt.Errorf("%w: %d tokens in %d blocks of %d", lease.ErrInvalid, tokens, len(blocks), size)
 	}
 	if n.owned[id] != nil {

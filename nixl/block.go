@@ -9,7 +9,10 @@ import "math"
 //
 // The backend takes host memory for one device at a time: register the Buffer as
 // well, as Buffer.ForDevice says. Its transfers can be posted once.
-type BlockRange struct{ desc Desc }
+type BlockRange struct {
+	unkept
+	desc Desc
+}
 
 // NewBlockRange returns length bytes at offset of a block device. Whether there
 // is such a device, and how large it is, the backend finds out with the first
@@ -18,7 +21,7 @@ func NewBlockRange(device uint64, offset, length int64) (*BlockRange, error) {
 	if offset < 0 || length <= 0 || offset > math.MaxInt64-length {
 		return nil, invalid("describe block device", "%d bytes at offset %d are no part of a device", length, offset)
 	}
-	return &BlockRange{Desc{Addr: uint64(offset), Len: uint64(length), Dev: device}}, nil
+	return &BlockRange{desc: Desc{Addr: uint64(offset), Len: uint64(length), Dev: device}}, nil
 }
 
 // Desc returns the descriptor of length bytes at an offset in the range. Errors match ErrInvalid.
@@ -30,9 +33,6 @@ func (b *BlockRange) Desc(offset, length int64) (Desc, error) {
 }
 
 func (b *BlockRange) region() (region, error) { return region{mem: Block, Desc: b.desc}, nil }
-
-func (b *BlockRange) retain(*agent) error { return nil }
-func (b *BlockRange) release(*agent)      {}
 
 // ForDevice returns the buffer as host memory of a block device. Descriptors of
 // it are the buffer's, with Dev set to the device. A buffer can be registered for

@@ -7,7 +7,10 @@ import (
 
 // DeviceRange is memory of a GPU, as memory of type VRAM. The caller owns it and
 // must not free it before the last agent that registered it is closed.
-type DeviceRange struct{ desc Desc }
+type DeviceRange struct {
+	unkept
+	desc Desc
+}
 
 // Device returns size bytes at an address of CUDA device dev. The CUDA driver is
 // asked whether they are device memory of one allocation: an address that is not
@@ -29,7 +32,7 @@ func Device(addr, size uint64, dev int) (*DeviceRange, error) {
 	if have := (Desc{Addr: p.start, Len: p.size, Dev: uint64(p.ordinal)}); !have.covers(d) {
 		return nil, invalid(op, "%v is outside of its allocation, %v", d, have)
 	}
-	return &DeviceRange{d}, nil
+	return &DeviceRange{desc: d}, nil
 }
 
 // pointerInfo is what the CUDA driver says about an address.
@@ -47,13 +50,7 @@ func cudaError(call string, code int) error {
 
 // Desc returns the descriptor of length bytes at an offset. Errors match ErrInvalid.
 func (d *DeviceRange) Desc(offset, length uint64) (Desc, error) {
-	if length == 0 || offset > d.desc.Len || length > d.desc.Len-offset {
-		return Desc{}, invalid("describe device memory", "%d bytes at offset %d are not inside %d bytes", length, offset, d.desc.Len)
-	}
-	return Desc{Addr: d.desc.Addr + offset, Len: length, Dev: d.desc.Dev}, nil
+	return d.desc.part("describe device memory", offset, length)
 }
 
 func (d *DeviceRange) region() (region, error) { return region{mem: VRAM, Desc: d.desc}, nil }
-
-func (d *DeviceRange) retain(*agent) error { return nil }
-func (d *DeviceRange) release(*agent)      {}

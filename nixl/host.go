@@ -10,7 +10,10 @@ import (
 // HostRange is host memory of the caller's, as memory of type DRAM: of an mmap of its own, of C, or pinned by a GPU's driver.
 // The caller keeps it mapped until the Close of the last agent that registered it, deregistered or not: a peer's READ of
 // memory that was unmapped kills the owner's process.
-type HostRange struct{ desc Desc }
+type HostRange struct {
+	unkept
+	desc Desc
+}
 
 // Host returns size bytes at an address outside of the Go heap. The kernel is asked whether they are mapped, and can be read
 // and written; a range that is not, or that is Go's, is ErrInvalid. [AllocBuffer] has memory that the package looks after.
@@ -30,7 +33,7 @@ func Host(addr, size uint64) (*HostRange, error) {
 	if !around(maps, addr, readWrite).covers(d) {
 		return nil, invalid(op, "%v is not mapped for reading and writing", d)
 	}
-	return &HostRange{d}, nil
+	return &HostRange{desc: d}, nil
 }
 
 const (
@@ -85,13 +88,7 @@ func around(maps []mapping, addr uint64, access string) (d Desc) {
 
 // Desc returns the descriptor of length bytes at an offset. Errors match ErrInvalid.
 func (h *HostRange) Desc(offset, length uint64) (Desc, error) {
-	if length == 0 || offset > h.desc.Len || length > h.desc.Len-offset {
-		return Desc{}, invalid("describe host memory", "%d bytes at offset %d are not inside %d bytes", length, offset, h.desc.Len)
-	}
-	return Desc{Addr: h.desc.Addr + offset, Len: length}, nil
+	return h.desc.part("describe host memory", offset, length)
 }
 
 func (h *HostRange) region() (region, error) { return region{mem: DRAM, Desc: h.desc}, nil }
-
-func (h *HostRange) retain(*agent) error { return nil }
-func (h *HostRange) release(*agent)      {}

@@ -61,6 +61,14 @@ func (d Desc) covers(o Desc) bool {
 	return d.Dev == o.Dev && o.Addr >= d.Addr && o.Len <= d.Len && o.Addr-d.Addr <= d.Len-o.Len
 }
 
+// part is the descriptor of length bytes at an offset in d.
+func (d Desc) part(op string, offset, length uint64) (Desc, error) {
+	if length == 0 || offset > d.Len || length > d.Len-offset {
+		return Desc{}, invalid(op, "%d bytes at offset %d are not inside %d bytes", length, offset, d.Len)
+	}
+	return Desc{Addr: d.Addr + offset, Len: length, Dev: d.Dev}, nil
+}
+
 // inside returns how many descriptors from the first on lie inside of r.
 func inside(descs []Desc, r Desc) int {
 	for i := range descs {
@@ -105,6 +113,12 @@ type Buffer struct {
 	mapped []byte // whole pages, as mapped
 	data   []byte // the first size bytes of them
 }
+
+// unkept is Memory that is not the package's to keep.
+type unkept struct{}
+
+func (unkept) retain(*agent) error { return nil }
+func (unkept) release(*agent)      {}
 
 // lifetime keeps a resource until it is closed and no living agent ever registered it.
 type lifetime struct {

@@ -9,6 +9,7 @@ import (
 // the OBJ backend, and it is remote memory of the agent itself. Dev of its
 // descriptors is a number that stands for the key in this process.
 type ObjectRange struct {
+	unkept
 	key    string
 	length uint64
 	dev    uint64
@@ -36,6 +37,3 @@ func (o *ObjectRange) Desc(offset, length int64) (Desc, error) {
 func (o *ObjectRange) region() (region, error) {
 	return region{mem: Object, Desc: Desc{Len: o.length, Dev: o.dev}, meta: []byte(o.key)}, nil
 }
-
-func (o *ObjectRange) retain(*agent) error { return nil }
-func (o *ObjectRange) release(*agent)      {}

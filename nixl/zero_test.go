@@ -19,7 +19,7 @@ func TestPanicOverAZeroValueLeavesTheAgentUsable(t *testing.T) {
 		"list":               func() { a.NewTransfer(Read, &List{}, nil, &List{}, nil, TransferOptions{}) },
 		"remote list":        func() { a.Start(Read, l.local, nil, &List{}, nil, TransferOptions{}) },
 		"backend":            func() { a.Start(Read, l.local, nil, l.remote, nil, TransferOptions{Backend: &Backend{}}) },
-		"backend to be used": func() { a.Register(&HostRange{Desc{Addr: 1 << 20, Len: 8}}, &Backend{}) },
+		"backend to be used": func() { a.Register(&HostRange{desc: Desc{Addr: 1 << 20, Len: 8}}, &Backend{}) },
 		"registration":       func() { a.PartialMetadata(&Registration{}) },
 		"transfer":           func() { PollAll([]*Transfer{idle, {}, idle}, make([]State, 3)) },
 		"context":            func() { var none context.Context; started.Wait(none) },

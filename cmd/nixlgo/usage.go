@@ -77,31 +77,25 @@ func checkHost(host string) error {
 
 // checkListen refuses what cannot be listened on: HOST:PORT, of which the host may be missing, for every address of the
 // machine, and the port 0, for any free one.
-func checkListen(address string) error {
-	host, port, err := net.SplitHostPort(address)
-	if err == nil && host != "" {
-		err = checkHost(host)
-	}
-	if err == nil {
-		err = checkPort(port, 0)
-	}
-	if err != nil {
-		return fmt.Errorf("%w, want HOST:PORT such as 127.0.0.1:8300", err)
-	}
-	return nil
-}
+func checkListen(address string) error { return checkAddress(address, true, "127.0.0.1:8300") }
 
 // checkConnect refuses what cannot be connected to.
-func checkConnect(address string) error {
+func checkConnect(address string) error { return checkAddress(address, false, "10.0.0.7:8300") }
+
+func checkAddress(address string, own bool, example string) error {
 	host, port, err := net.SplitHostPort(address)
-	if err == nil {
+	if err == nil && !(own && host == "") {
 		err = checkHost(host)
 	}
+	least := 1
+	if own {
+		least = 0
+	}
 	if err == nil {
-		err = checkPort(port, 1)
+		err = checkPort(port, least)
 	}
 	if err != nil {
-		return fmt.Errorf("%w, want HOST:PORT such as 10.0.0.7:8300", err)
+		return fmt.Errorf("%w, want HOST:PORT such as %s", err, example)
 	}
 	return nil
 }
