@@ -38,6 +38,9 @@ var (
 	// ErrQuarantined marks a Fetch that ended while its READ could still write the blocks. They are refused with ErrBusy
 	// until the READ is terminal; Node frees them then.
 	ErrQuarantined = errors.New("blocks are in quarantine until their READ ends")
+	// ErrRecompute marks a Fetch that failed on a node with Lease.FailurePolicy lease.Recompute: the blocks are to be
+	// prefilled here, and the owner has been told that nobody will read them.
+	ErrRecompute = errors.New("prefill the blocks here")
 )
 
 // Config configures a Node. Zero values take the documented default.
@@ -53,6 +56,8 @@ type Config struct {
 
 	Layout    string // kv_cache_layout of the bytes in a block; empty: LBHNC
 	Attention string // attn_backend_name; empty: CPU_ATTN
+
+	MaxSeqs int // max_num_seqs, requests at a time: there are as many lease slots beyond Blocks; 0: 256
 
 	Lease            lease.Config // zero value: lease.DefaultConfig()
 	Compatibility    string       // hash that both sides must share; empty: a hash of the layout
@@ -117,6 +122,7 @@ func New(cfg Config) (*Node, error) {
 	cfg.Engine = cmp.Or(cfg.Engine, rand.Text())
 	cfg.Host = cmp.Or(cfg.Host, "127.0.0.1")
 	cfg.Idle = cmp.Or(cfg.Idle, 2*time.Millisecond)
+	cfg.MaxSeqs = cmp.Or(cfg.MaxSeqs, 256)
 	if cfg.HoldOnly { // an agent has some memory
 		cfg.Layers, cfg.Blocks, cfg.BlockBytes = cmp.Or(cfg.Layers, 1), cmp.Or(cfg.Blocks, 1), cmp.Or(cfg.BlockBytes, 4096)
 	}
@@ -178,7 +184,7 @@ func (n *Node) open() (err error) {
 	}
 	n.worker, err = rdma.NewWorker(fabric, rdma.WorkerConfig{
 		Engine: c.Engine, KV: rdma.KV{Regions: regions, BlockTokens: c.BlockTokens, Layout: c.Layout, Attention: c.Attention},
-		Lease: c.Lease, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly, Key: c.Key,
+		Lease: c.Lease, MaxSeqs: c.MaxSeqs, Compatibility: c.Compatibility, AnyCompatibility: c.AnyCompatibility, HoldOnly: c.HoldOnly, Key: c.Key,
 		Directory: c.Etcd, HandshakeTimeout: c.HandshakeTimeout, ReadTimeout: c.ReadTimeout, MaxBytesPerPeer: c.MaxBytesPerPeer, MaxReadsPerPeer: c.MaxReadsPerPeer,
 		Trace: c.Trace, Logger: c.Logger,
 	})
@@ -187,8 +193,11 @@ func (n *Node) open() (err error) {
 	}
 	n.side.RequireKey(c.Key)
 	n.side.Serve(n.worker)
+	if n.worker.Metadata().SlotsCount == 0 {
+		c.Lease.Slots = lease.NoSlot // without verification a node may start without them
+	}
 	n.sched, err = lease.NewScheduler(lease.SchedulerConfig{
-		Config: c.Lease, Engine: c.Engine, Host: c.Host, Port: n.side.Port(), TPSize: 1, Ranks: 1, Blocks: c.Blocks,
+		Config: c.Lease, Engine: c.Engine, Host: c.Host, Port: n.side.Port(), TPSize: 1, Ranks: 1, Blocks: c.Blocks, MaxSeqs: c.MaxSeqs,
 		BlockBytes: []int64{int64(c.Layers) * int64(c.BlockBytes)},
 		Epoch:      rdma.Epoch(),
 	})
@@ -302,13 +311,10 @@ func (n *Node) admit(ctx context.Context, id string, blocks []int, tokens int) (
 	if n.draining {
 		return nil, ErrDraining
 	}
-	if size := n.worker.Metadata().BlockSize; len(blocks) == 0 || tokens < 0 || tokens > len(blocks)*size {
-		return nil, fmt.Errorf("%w: %d tokens in %d blocks of %d", lease.ErrInvalid, tokens, len(blocks), size)
-	}
 	if n.owned[id] != nil {
 		return nil, fmt.Errorf("%w: the id is published already", lease.ErrInvalid)
 	}
-	if err := n.claim("request "+strconv.Quote(id), blocks); err != nil {
+	if err := n.claimFull("request "+strconv.Quote(id), blocks, tokens); err != nil {
 		return nil, err
 	}
 	p := &Publication{node: n, id: id, blocks: slices.Clone(blocks), done: make(chan struct{})}
@@ -332,6 +338,9 @@ func (p *Publication) finish(err error, tokens int) error {
 		status = lease.StatusAborted
 	}
 	params, admitted, ferr := n.sched.RequestFinished(time.Now(), p.id, status, [][]int{p.blocks}, tokens)
+	if ferr == nil && params == nil {
+		ferr = fmt.Errorf("%w: the worker refused the lease, see its log", lease.ErrAborted)
+	}
 	if err = cmp.Or(err, ferr); err == nil {
 		p.params = *params
 	} else if !admitted && n.owned[p.id] == p { // no plan has the request, so no outcome will name it
@@ -366,6 +375,7 @@ type Held struct {
 	blocks  []int
 	result  chan error    // one value: the verdict of Fetch
 	settled chan struct{} // closed when no READ can write blocks any more
+	over    bool          // that is
 	stage
 }
 
@@ -387,11 +397,20 @@ func (s *stage) leave(result string, err error) {
 	}
 }
 
+// settle says that no READ can write the blocks any more. The node's lock is held.
+func (h *Held) settle() {
+	if !h.over {
+		h.over = true
+		close(h.settled)
+	}
+}
+
 // holdID is what the scheduler knows the hold of a request as; its fetch has the id itself.
 func (h *Held) holdID() string { return "hold of " + h.id }
 
 // Hold starts to renew the lease of params: the first heartbeat leaves as soon as the owner is connected, then one every
-// sixth of the lease's duration. Errors: lease.ErrInvalid for params that cannot be used, ErrDraining after Drain, ErrClosed.
+// sixth of the lease's duration, the owner's or Lease.Duration if that is shorter. Owners other than this library's do not say
+// theirs: give Lease.Duration theirs. Errors: lease.ErrInvalid for params that cannot be used, ErrDraining after Drain, ErrClosed.
 //
 // With Lease.Bidirectional, params of Held.Publish are taken as well: nothing renews those, and the time in which their blocks
 // have to be fetched runs from the Hold at the latest.
@@ -420,12 +439,7 @@ func (n *Node) hold(ctx context.Context, params *lease.Params, stage rdma.Stage,
 	n.next++
 	h := &Held{node: n, id: fmt.Sprintf("r%d-%s", n.next, n.tag), params: *params, since: time.Now(), result: make(chan error, 1), settled: make(chan struct{})}
 	if err := n.sched.Hold(h.since, h.holdID(), &h.params); err != nil {
-		if e, ok := err.(*lease.Error); ok { // its id is the scheduler's, and no log or span will have it
-			named := *e
-			named.Request = ""
-			err = &named
-		}
-		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, err)
+		return nil, fmt.Errorf("hold request %q: %w", params.RemoteRequestID, unnamed(err))
 	}
 	n.reads[h.id] = h
 	h.enter(ctx, n.cfg.Trace, rdma.Request{ID: h.id, Stage: stage, Peer: params.RemoteEngineID})
@@ -433,21 +447,33 @@ func (n *Node) hold(ctx context.Context, params *lease.Params, stage rdma.Stage,
 	return h, nil
 }
 
+// unnamed is an error without the scheduler's id of the request, which no caller knows.
+func unnamed(err error) error {
+	if e, ok := err.(*lease.Error); ok {
+		named := *e
+		named.Request = ""
+		return &named
+	}
+	return err
+}
+
 // Fetch reads the request's blocks into the local blocks, verifies the lease, and tells the owner. It returns nil only if
 // the owner held the lease for the whole READ. On error the blocks are zeroed; if the error matches ErrQuarantined they are
 // refused with ErrBusy until the READ, which could not be stopped, is over.
 //
-// Errors: lease.ErrLapsed, lease.ErrUnverifiable, lease.ErrHandshake, lease.ErrTransfer, lease.ErrPeerLost,
-// lease.ErrTimeout, lease.ErrExpired for a decoder's blocks that will be gone too soon to be proved in time, the context's: the
-// request is over, and the owner is told so if it can be reached. ErrBusy for a local
-// block in use, lease.ErrInvalid for blocks that cannot be: nothing was done, and the lease is held on.
+// The request is over when Fetch returns, but for ErrBusy, a local block in use, and lease.ErrInvalid, blocks that cannot be: then
+// nothing was done, and the lease is held on. lease.ErrLapsed: it had ended. lease.ErrUnverifiable, lease.ErrHandshake,
+// lease.ErrMismatch for blocks that do not fit the owner's, lease.ErrTransfer, lease.ErrPeerLost, lease.ErrTimeout, lease.ErrExpired
+// for a decoder's blocks that will be gone too soon to be proved in time: the owner keeps the blocks until the lease runs out, so
+// another reader may try; with Lease.FailurePolicy lease.Recompute the error matches ErrRecompute as well, and the owner is told
+// that nobody will read. The context's error, with lease.ErrAborted: the caller gave up, and the owner is told.
 func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	n := h.node
 	fail := func(err error) error {
 		return fmt.Errorf("fetch request %q from engine %q: %w", h.params.RemoteRequestID, h.params.RemoteEngineID, err)
 	}
 	if err := h.pull(ctx, blocks); err != nil {
-		return fail(err)
+		return fail(unnamed(err))
 	}
 	n.poke()
 	select {
@@ -471,19 +497,28 @@ func (h *Held) pull(ctx context.Context, blocks []int) error {
 	if n.isClosed() {
 		return ErrClosed
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
 	if n.reads[h.id] != h || h.blocks != nil {
 		return fmt.Errorf("%w: the request was fetched, released or closed before", lease.ErrInvalid)
 	}
 	if n.cfg.HoldOnly {
 		return fmt.Errorf("%w: this node only holds leases", lease.ErrInvalid)
 	}
+	if offered := h.params.RemoteBlockIDs; len(offered) != 1 && len(blocks) > 0 {
+		return fmt.Errorf("%w: %d lists of block ids are offered, and this node has one cache group", lease.ErrInvalid, len(offered))
+	}
 	if err := n.claim("a fetch", blocks); err != nil {
 		return err
 	}
 	now := time.Now()
+	if ctx.Err() != nil { // the caller gave up before it began
+		n.wipe(blocks)
+		n.unclaim(blocks)
+		delete(n.reads, h.id)
+		h.settle()
+		h.leave(lease.CauseAborted.String(), context.Cause(ctx))
+		defer n.poke()
+		return errors.Join(fmt.Errorf("%w: %w", lease.ErrAborted, context.Cause(ctx)), n.sched.Unhold(now, h.holdID(), true))
+	}
 	err := n.sched.OnNewRequest(h.since, h.id, &h.params)
 	if err == nil {
 		// The hold ends first: a fetch that is refused at once lets go of the owner only where it is the last to need it.
@@ -491,8 +526,8 @@ func (h *Held) pull(ctx context.Context, blocks []int) error {
 	}
 	if err == nil {
 		if err = n.sched.OnBlocksAllocated(now, h.id, &h.params, [][]int{blocks}); err != nil {
-			err = errors.Join(err, n.sched.Hold(now, h.holdID(), &h.params))
-			n.finished(h)
+			err = cmp.Or(n.sched.Hold(now, h.holdID(), &h.params), err)
+			n.finished(h, lease.StatusError)
 		}
 	}
 	if err != nil {
@@ -542,10 +577,8 @@ func (h *Held) turn(ctx context.Context, blocks []int, tokens int) (*Publication
 		return nil, fmt.Errorf("%w: it was not fetched by a node with Lease.Bidirectional, or published or closed since", lease.ErrInvalid)
 	case n.draining:
 		return nil, ErrDraining
-	case len(blocks) == 0:
-		return nil, fmt.Errorf("%w: no blocks", lease.ErrInvalid)
 	}
-	if err := n.claim("a turn of request "+strconv.Quote(h.params.RemoteRequestID), blocks); err != nil {
+	if err := n.claimFull("a turn of request "+strconv.Quote(h.params.RemoteRequestID), blocks, tokens); err != nil {
 		return nil, err
 	}
 	params, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, [][]int{blocks}, tokens)
@@ -560,12 +593,14 @@ func (h *Held) turn(ctx context.Context, blocks []int, tokens int) (*Publication
 	return p, nil
 }
 
-// Settled is closed when the blocks of a Fetch that matched ErrQuarantined are the caller's again, or gone with the Node.
+// Settled is closed when the request has ended, however it did, and no READ can write the blocks of its Fetch any more: they are
+// the caller's again, or gone with the Node.
 func (h *Held) Settled() <-chan struct{} { return h.settled }
 
 // abandon gives a fetch up whose context ended. The owner is told as soon as no READ is active.
 func (h *Held) abandon(fail func(error) error, cause error) error {
 	n := h.node
+	cause = fmt.Errorf("%w: %w", lease.ErrAborted, cause)
 	switch done, err := h.giveUp(cause); {
 	case err != nil:
 		return fail(err)
@@ -614,6 +649,7 @@ func (h *Held) giveUp(cause error) (done bool, err error) {
 	if err != nil || !delayed {
 		n.wipe(h.blocks)
 		n.unclaim(h.blocks)
+		h.settle()
 		return false, errors.Join(cause, err)
 	}
 	n.settling[h.id] = h
@@ -640,7 +676,7 @@ func (h *Held) Close() error {
 	n.mu.Lock()
 	if n.kept[h.id] == h {
 		delete(n.kept, h.id)
-		n.finished(h)
+		n.finished(h, lease.StatusStopped)
 		n.poke()
 	}
 	n.mu.Unlock()
@@ -661,6 +697,7 @@ func (h *Held) unhold(release bool) error {
 		return fmt.Errorf("release request %q: %w: it was fetched, released or closed before", h.params.RemoteRequestID, lease.ErrInvalid)
 	}
 	delete(n.reads, h.id)
+	h.settle()
 	if release {
 		h.leave("release", nil)
 	} else {
@@ -670,9 +707,9 @@ func (h *Held) unhold(release bool) error {
 	return n.sched.Unhold(time.Now(), h.holdID(), release)
 }
 
-// finished lets the scheduler forget a fetch that has ended.
-func (n *Node) finished(h *Held) {
-	if _, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, nil, 0); err != nil {
+// finished lets the scheduler forget a fetch that has ended. With lease.StatusError its lease is left to run out.
+func (n *Node) finished(h *Held, st lease.Status) {
+	if _, _, err := n.sched.RequestFinished(time.Now(), h.id, st, nil, 0); err != nil {
 		n.log.Error("finish a fetch", "request", h.id, "remote_request", h.params.RemoteRequestID, "error", err)
 	}
 }
@@ -856,6 +893,11 @@ func (n *Node) step(now time.Time) error {
 		defer close(done)
 	}
 	out := n.sched.OnResults(now, []lease.Result{res})
+	defer func() {
+		if n.sched.Pending() {
+			n.poke() // owners are told in the next step
+		}
+	}()
 	for _, f := range out.Free {
 		if p := n.owned[f.Request]; p != nil {
 			delete(n.owned, f.Request)
@@ -867,15 +909,19 @@ func (n *Node) step(now time.Time) error {
 		n.verdict(id, nil, false)
 	}
 	for _, f := range out.Fail {
-		n.verdict(f.Request, f.Err, f.Quarantined)
+		err := unnamed(f.Err)
+		if f.Recompute {
+			err = fmt.Errorf("%w; %w", err, ErrRecompute)
+		}
+		n.verdict(f.Request, err, f.Quarantined)
 	}
 	for _, s := range out.Settled {
 		if h := n.settling[s.Request]; h != nil {
 			delete(n.settling, s.Request)
 			n.wipe(h.blocks)
 			n.unclaim(h.blocks)
-			n.finished(h)
-			close(h.settled)
+			n.finished(h, lease.StatusError)
+			h.settle()
 		}
 	}
 	return err
@@ -894,15 +940,17 @@ func (n *Node) verdict(id string, err error, quarantined bool) {
 		h.result <- errors.Join(err, ErrQuarantined)
 		return
 	}
-	if err == nil && n.cfg.Lease.Bidirectional {
-		n.kept[id] = h
-	} else {
-		n.finished(h)
-	}
-	if err != nil {
+	switch {
+	case err != nil:
+		n.finished(h, lease.StatusError)
 		n.wipe(h.blocks)
+	case n.cfg.Lease.Bidirectional:
+		n.kept[id] = h
+	default:
+		n.finished(h, lease.StatusStopped)
 	}
 	n.unclaim(h.blocks)
+	h.settle()
 	h.result <- err
 }
 
@@ -931,6 +979,22 @@ func (n *Node) claim(who string, blocks []int) error {
 		}
 		n.unclaim(blocks[:i])
 		return err
+	}
+	return nil
+}
+
+// claimFull is claim for blocks that tokens tokens fill, the last of them at least in part; 0: that is not said.
+func (n *Node) claimFull(who string, blocks []int, tokens int) error {
+	if err := n.claim(who, blocks); err != nil {
+		return err
+	}
+	if len(blocks) == 0 {
+		return fmt.Errorf("%w: no blocks", lease.ErrInvalid)
+	}
+	size := n.worker.Metadata().BlockSize
+	if tokens < 0 || tokens > 0 && len(blocks) != (tokens+size-1)/size {
+		n.unclaim(blocks)
+		return fmt.Errorf("%w: %d tokens in %d blocks of %d", lease.ErrInvalid, tokens, len(blocks), size)
 	}
 	return nil
 }
@@ -1052,6 +1116,11 @@ func (n *Node) Close() error {
 		<-stopped
 	}
 	var err error
+	if n.worker != nil && n.sched != nil && n.sched.Pending() { // owners are told what was read
+		if stepErr := n.step(time.Now()); stepErr != nil {
+			n.log.Error("step", "error", stepErr)
+		}
+	}
 	if n.cfg.Etcd != nil { // first, so that nobody finds what is closed
 		ctx, cancel := context.WithTimeout(context.Background(), n.directoryTimeout())
 		err = n.cfg.Etcd.Withdraw(ctx, n.cfg.Engine, 0)
@@ -1071,10 +1140,11 @@ func (n *Node) Close() error {
 	}
 	for _, h := range n.reads {
 		h.leave(lease.CauseAborted.String(), ErrClosed)
+		h.settle()
 	}
 	for id, h := range n.settling {
 		delete(n.settling, id)
-		close(h.settled)
+		h.settle()
 	}
 	n.closeErr = err
 	close(n.gone)

@@ -175,7 +175,7 @@ func TestClosedHoldLeavesTheLeaseToOthers(t *testing.T) {
 
 func TestBlocksInUseAreRefused(t *testing.T) {
 	owner := open(t)
-	_, err := owner.Publish(deadline(t), "req", []int{1, 2}, 16)
+	_, err := owner.Publish(deadline(t), "req", []int{1, 2}, 32)
 	require.NoError(t, err)
 	_, err = owner.Publish(deadline(t), "other", []int{0, 2}, 16)
 	require.ErrorIs(t, err, nixlgo.ErrBusy)

@@ -120,7 +120,7 @@ func TestTurnThatCannotBeProvedInTimeIsDeclined(t *testing.T) {
 		requireDone(t, kept, lease.ReasonRead) // a declined turn is let go of
 	})
 	t.Run("the owner's clock says so", func(t *testing.T) {
-		_, kept := turn(none)
+		_, kept := turn(func(c *nixlgo.Config) { c.Lease.Slots = lease.NoSlot })
 		p := kept.Params()
 		soon := *p.RemoteBlocksExpiry - 478
 		p.RemoteBlocksExpiry, p.RemoteBlocksTTL, p.Lease = &soon, 0, nil // as of a decoder of vLLM's

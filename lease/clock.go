@@ -10,9 +10,9 @@ const (
 	// (vLLM 0.33.0: 5 s): the READ takes time, too.
 	ExpiryMargin = 5 * time.Second
 
-	// clockDrift is how far two clocks may part, per second: far more than any
-	// quartz does.
-	clockDrift = 100e-6
+	// clockDrift is how far two clocks may part, per second: 100 ppm on either
+	// side, more than any quartz does.
+	clockDrift = 200e-6
 )
 
 // ClockOffset relates the clock of an owner in another process, of which the
@@ -50,14 +50,18 @@ func (c *ClockOffset) Error(now time.Time) time.Duration {
 	return c.rtt/2 + time.Duration(float64(age)*clockDrift)
 }
 
+// Age is how old the sample is.
+func (c *ClockOffset) Age(now time.Time) time.Duration { return now.Sub(c.local) }
+
 // Local is when the owner's clock shows these seconds, on our clock, and at most
-// MaxTTL from the sample. What is no number is long past.
-func (c *ClockOffset) Local(remote float64) time.Time {
+// MaxTTL from now. What is no number is long past.
+func (c *ClockOffset) Local(now time.Time, remote float64) time.Time {
 	if math.IsNaN(remote) {
 		remote = math.Inf(-1)
 	}
-	seconds := min(max(remote-c.remote, -MaxTTL.Seconds()), MaxTTL.Seconds())
-	return c.local.Add(time.Duration(seconds * float64(time.Second)))
+	left := remote - c.remote - now.Sub(c.local).Seconds()
+	left = min(max(left, -MaxTTL.Seconds()), MaxTTL.Seconds())
+	return now.Add(time.Duration(left * float64(time.Second)))
 }
 
 // Check says whether a pull may still be read, before anything is posted. A pull
@@ -76,7 +80,7 @@ func (c *ClockOffset) Check(now time.Time, p Pull) error {
 		}
 		return &Error{Op: op, Request: p.Request, Err: ErrUnverifiable, Detail: "the owner's clock is unknown, so is whether its deadline has passed"}
 	}
-	if left := c.Local(*p.Expiry).Sub(now); left <= ExpiryMargin+c.Error(now) {
+	if left := c.Local(now, *p.Expiry).Sub(now); left <= ExpiryMargin+c.Error(now) {
 		return &Error{Op: op, Request: p.Request, Err: ErrExpired, Detail: "the owner keeps the blocks for " + left.String() + " only; prefill them"}
 	}
 	return nil

@@ -46,6 +46,35 @@
 // load fails with [ErrLapsed]; if it cannot tell, with [ErrUnverifiable]. No clock
 // is compared.
 //
+// # Where the specification is silent
+//
+// What loses no block, stops no healthy pair and believes no stale message:
+//
+//   - A peer is an engine at an address ([Peer]). A request with an old or wrong
+//     address fails alone; the lease is renewed and released at the address that
+//     its params name.
+//   - Requests of one engine that share a lease are counted. The owner is told
+//     when the last of them has ended and no other has come before the next
+//     plan, so no rank tells it by itself. A lease is known by its nonce, at
+//     whatever address; without one also by the address.
+//   - After a lapse nothing is sent: the lease is over, and its id may name
+//     another request. A load that failed otherwise leaves the lease to another
+//     reader, and to its deadline, unless the engine prefills the request itself
+//     ([Recompute]) or its caller has given it up ([StatusAborted]).
+//   - A read-complete without a nonce counts for the one life of its id that was
+//     granted. Before that nobody can have read, so it is of an earlier life, and
+//     dropped. Once the next life is granted the wire cannot tell: a reader that
+//     shows no nonce (vLLM up to 0.33), and reports an expired lease late, ends
+//     the next lease of the same id if one runs. Its reader finds that out by its
+//     check; one that does not verify does not. Owners without ids that come
+//     again, as vLLM's are, cannot meet it.
+//   - A rank that refuses an admission, or a whole plan ([ErrPlan]), reports what
+//     is in it as over. A rank that was started anew has ended all that its
+//     predecessor held. A request that lost its lease before it finished gets no
+//     params.
+//   - A clock is worth its age: an owner's is asked for again every ten minutes,
+//     and its error grows by 200 ppm meanwhile, 100 for either side.
+//
 // # What the specification says, and which test shows it
 //
 // Lease lifecycle:
@@ -89,6 +118,7 @@
 //	kv_lease_slots defaults to KV blocks + max_num_seqs     TestThereAreAsManySlotsAsBlocksAndSequences
 //	a request without a free slot gets no lease             TestARequestWithoutASlotIsPinnedWithoutLeaseFields
 //	P ignores notifications for an earlier request          TestEventsOfAnOldLifeDoNotTouchTheNewOne
+//	                                                        TestALateReadCompleteDoesNotEndTheNextLifeOfItsId
 //
 // Lease verification, reader:
 //

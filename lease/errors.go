@@ -34,8 +34,11 @@ var (
 	ErrBusy = errors.New("busy")
 	// ErrMalformed: a notification cannot be read. It also matches ErrInvalid.
 	ErrMalformed = fmt.Errorf("malformed notification: %w", ErrInvalid)
-	// ErrNoSlot: no free lease slot.
-	ErrNoSlot = errors.New("no free lease slot")
+	// ErrMismatch: the blocks to fill and those that the owner offers cannot be
+	// paired, so the pull is over.
+	ErrMismatch = errors.New("blocks do not match")
+	// ErrPlan: a rank got a plan of a scheduler that it does not fit.
+	ErrPlan = errors.New("plan refused")
 )
 
 // Error says what failed and for which request. It unwraps to one of the
@@ -110,7 +113,7 @@ const (
 	CauseTransfer
 	CauseTimeout
 	CauseHandshake
-	CauseInvalid
+	CauseInvalid // its sentinel is ErrMismatch: ErrInvalid says that nothing was begun
 	CauseAborted
 	CauseExpired
 	causeEnd
@@ -118,7 +121,7 @@ const (
 
 var (
 	causeNames = [...]string{"none", "lapsed", "unverifiable", "peer lost", "transfer", "timeout", "handshake", "invalid", "aborted", "expired"}
-	causeErrs  = [...]error{nil, ErrLapsed, ErrUnverifiable, ErrPeerLost, ErrTransfer, ErrTimeout, ErrHandshake, ErrInvalid, ErrAborted, ErrExpired}
+	causeErrs  = [...]error{nil, ErrLapsed, ErrUnverifiable, ErrPeerLost, ErrTransfer, ErrTimeout, ErrHandshake, ErrMismatch, ErrAborted, ErrExpired}
 )
 
 func (c Cause) String() string { return nameOf(causeNames[:], int(c)) }
@@ -141,6 +144,9 @@ func CauseOf(err error) Cause {
 		if errors.Is(err, causeErrs[c]) {
 			return c
 		}
+	}
+	if errors.Is(err, ErrInvalid) {
+		return CauseInvalid
 	}
 	return CauseTransfer
 }

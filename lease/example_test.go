@@ -67,11 +67,11 @@ func ExamplePulls() {
 		_ = pulls.Checked(check, []int64{0}, nil) // the owner has zeroed it
 	}
 	for _, f := range pulls.Finished(nil) {
-		fmt.Println(f.Pull.Request, f.Cause, errors.Is(f.Err, lease.ErrLapsed), "notify:", f.Notify)
+		fmt.Println(f.Pull.Request, f.Cause, errors.Is(f.Err, lease.ErrLapsed))
 	}
 	// Output:
 	// read slots [3] of rank 0
-	// chatcmpl-9 lapsed true notify: false
+	// chatcmpl-9 lapsed true
 }
 
 // Integers come as doubles or strings from some routers.

@@ -140,6 +140,11 @@ func offer(remoteID string, blocks ...int) *Params {
 	}
 }
 
+// peerOf is the peer that an offer of this engine names.
+func peerOf(engine string) Peer {
+	return with(offer("", 1), func(p *Params) { p.RemoteEngineID = engine }).Peer()
+}
+
 func with(p *Params, change func(*Params)) *Params {
 	q := *p
 	change(&q)

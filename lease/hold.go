@@ -34,8 +34,9 @@ func (s *Scheduler) Unhold(now time.Time, id string, release bool) error {
 	if f == nil || !f.held {
 		return &Error{Op: "unhold", Request: id, Detail: "is not held", Err: ErrUnknown}
 	}
-	f.gone = true
-	s.conclude(f, release)
+	s.silence(f)
+	s.let(f, release)
+	delete(s.fetches, id)
 	return nil
 }
 

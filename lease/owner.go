@@ -18,6 +18,7 @@ type life struct {
 	admitted bool // the admission has left in a plan
 	granted  bool // the grant has left in a plan
 	revoked  bool
+	lost     bool // a rank ended it before it was exported
 	ttl      time.Duration
 	fixed    bool
 	holds    bool // the engine waits for Outcome.Free
@@ -90,7 +91,7 @@ func (s *Scheduler) finish(now time.Time, l *life, st Status, blocks [][]int, to
 	}
 	l.blocks = cloneBlocks(blocks)
 	held := countBlocks(blocks) > 0
-	if st.exports() {
+	if st.exports() && !l.lost {
 		p = s.params(now, l, held, tokens, f)
 	}
 	if p != nil && held {
@@ -193,9 +194,11 @@ func (s *Scheduler) sent(rank int, e Ended) {
 		return
 	}
 	if l.phase == lifeRunning {
-		// Nobody can have read it yet. The rank has let go of it all the same,
-		// so the report counts; the blocks stay the running request's.
+		// Nobody can have read it yet. The rank has refused it, or let go of it,
+		// all the same, so the report counts; the blocks stay the running
+		// request's, and it cannot be exported any more.
 		s.stats.EarlyReports++
+		l.lost = true
 	}
 	l.missing--
 	// Ranks may differ: one read, another expired. Then it expired.

@@ -104,7 +104,7 @@ func TestReportsThatMatchNothingAreCounted(t *testing.T) {
 	require.EqualValues(t, 1, e.Stats().RepeatedReports)
 	require.Empty(t, e.OnResults(t0, []Result{
 		{Rank: 2, Sent: sent}, {Rank: -1, Sent: sent}, {Rank: 1, Sent: []Ended{{"r", 1, ReasonRead}, {"nobody", 1, ReasonRead}, {"r", p.Lease.Nonce, 77}}},
-		{Rank: 1, Received: []string{"x"}, Settled: []string{"x"}, Failed: []Failure{{Request: "x"}}, Released: []string{"x"}, Connected: []string{"x"}},
+		{Rank: 1, Received: []string{"x"}, Settled: []string{"x"}, Failed: []Failure{{Request: "x"}}, Released: []string{"x"}, Connected: []Connection{{Peer: Peer{Engine: "x"}}}},
 	}))
 	require.EqualValues(t, 8, e.Stats().UnknownReports)
 	require.Len(t, e.OnResults(t0, []Result{{Rank: 1, Sent: sent}}).Free, 1)
@@ -393,14 +393,16 @@ func TestBadSchedulersAreRefused(t *testing.T) {
 
 // Plans and results cross processes: no pointers, no absolute times.
 func TestPlansAndResultsSurviveJSON(t *testing.T) {
+	clock := time.Hour
 	p := Plan{
+		Terms: Terms{1<<63 + 1, 2, 3, 4, &clock},
 		Admit: []Admission{{"a", 1, 2}}, Grant: []Grant{{"a", 1, time.Second, true, true}}, Abort: []Key{{"b", 3}},
 		Read: []Pull{pullOf("a", 1, 2)}, Heartbeat: []Heartbeat{{Peer{"e", "h", 1, 1, 1, 1}, []Target{{"x", 1, 2}}}},
 		Release: []Release{{Request: "a", Peer: Peer{Engine: "e"}, RemoteRequest: "x", Nonce: 5}}, Cancel: []string{"c"},
 	}
 	require.Equal(t, p, viaJSON(t, p))
-	r := Result{Rank: 3, Sent: []Ended{{"a", 1, ReasonExpired}}, Received: []string{"x"}, Failed: []Failure{{Request: "y", Cause: CauseLapsed, Message: "m", Quarantined: true}},
-		Settled: []string{"z"}, Released: []string{"u"}, Connected: []string{"e"}, HeartbeatFailed: []string{"f"}}
+	r := Result{Rank: 3, Scheduler: 1<<63 + 1, Sent: []Ended{{"a", 1, ReasonExpired}}, Received: []string{"x"}, Failed: []Failure{{Request: "y", Cause: CauseLapsed, Message: "m", Quarantined: true}},
+		Settled: []string{"z"}, Released: []string{"u"}, Connected: []Connection{{Peer{"e", "h", 1, 1, 1, 1}, time.Second}}, HeartbeatFailed: []string{"f"}}
 	require.Equal(t, r, viaJSON(t, r))
 }
 

@@ -8,39 +8,71 @@ import (
 )
 
 // peers are the owners that this engine reads from, and what it renews there.
+// An owner is an engine at an address: two requests that name one engine at two
+// addresses have two peers, so that a wrong address harms nobody else's lease.
 // Each is heartbeated on its own schedule: a new one at once, which starts the
 // handshake; again when it is connected; then every interval. What is not due
 // costs nothing.
 type peers struct {
-	interval time.Duration
-	byEngine map[string]*peer
+	duration time.Duration // of this engine's own leases
+	interval time.Duration // for owners that do not say how long theirs last
+	byPeer   map[Peer]*peer
+	leases   map[leaseID]*sharing
 	added    int   // peers so far
+	used     int   // peers that have requests
 	tracked  int64 // requests that are heartbeated
 
-	beaten beatQueue // those with something to heartbeat
-	told   time.Time // the time of the last call of due
+	beaten  beatQueue // those with something to heartbeat
+	told    time.Time // the time of the last call of due
+	sweepAt time.Time // no peer is forgotten before
 }
 
 type peer struct {
 	Peer
-	seq     int // of all peers so far
-	refs    map[Target]*ref
-	targets []Target // those heartbeated
-	keys    []*ref   // parallel to targets
-	last    time.Time
-	urgent  bool
-	place   int // in peers.beaten while there are targets
+	seq      int           // of all peers so far
+	interval time.Duration // between two heartbeats
+	requests int           // that name it and have not ended
+	beats    map[Target]*beat
+	targets  []Target // those heartbeated
+	keys     []*beat  // parallel to targets
+	last     time.Time
+	urgent   bool
+	place    int // in peers.beaten while there are targets
 }
 
-// ref counts the local requests that share one lease.
-type ref struct {
-	live  int // not ended
-	beats int // of those, heartbeated
-	at    int // in peer.targets while beats > 0
+// beat counts the local requests for which a lease is heartbeated.
+type beat struct {
+	requests int
+	at       int // in peer.targets
 }
 
-// beatQueue is a heap of peers: the urgent ones first, then those whose last
-// heartbeat is longest ago.
+// leaseID names one lease for all local requests that need it. A nonce is
+// unique, so with one the address does not matter: an engine may be reached at
+// several.
+type leaseID struct {
+	Peer
+	Target
+}
+
+func idOf(p Peer, t Target) leaseID {
+	if t.Nonce != 0 {
+		p = Peer{Engine: p.Engine}
+	}
+	return leaseID{p, t}
+}
+
+// sharing are the local requests that need one lease. The owner is told once,
+// when the last of them has ended and no other has come before the next plan.
+type sharing struct {
+	id       leaseID
+	requests int
+	readAt   *Peer   // where one of them read it, nil if none did
+	lapsed   bool    // it is over at the owner, who is told nothing
+	release  Release // while it is in the queue
+}
+
+// beatQueue is a heap of peers: the urgent ones first, then those that are due
+// first.
 type beatQueue []*peer
 
 func (q beatQueue) Len() int { return len(q) }
@@ -50,7 +82,7 @@ func (q beatQueue) Less(i, j int) bool {
 	if a.urgent != b.urgent {
 		return a.urgent
 	}
-	return cmp.Or(a.last.Compare(b.last), cmp.Compare(a.seq, b.seq)) < 0
+	return cmp.Or(a.last.Add(a.interval).Compare(b.last.Add(b.interval)), cmp.Compare(a.seq, b.seq)) < 0
 }
 
 func (q beatQueue) Swap(i, j int) {
@@ -71,53 +103,58 @@ func (q *beatQueue) Pop() any {
 	return p
 }
 
-func newPeers(interval time.Duration) peers {
-	return peers{interval: interval, byEngine: make(map[string]*peer)}
+func newPeers(duration time.Duration) peers {
+	return peers{duration: duration, interval: HeartbeatInterval(duration, 0), byPeer: make(map[Peer]*peer), leases: make(map[leaseID]*sharing)}
 }
 
-// add counts one more request of a lease. The address of an engine is that of
-// its first request.
-func (ps *peers) add(addr Peer, t Target, beat bool) *peer {
-	p := ps.byEngine[addr.Engine]
+// add counts one more request of a lease.
+func (ps *peers) add(addr Peer, t Target, heartbeat bool) *peer {
+	p := ps.byPeer[addr]
 	if p == nil {
 		ps.added++
-		p = &peer{Peer: addr, seq: ps.added, refs: make(map[Target]*ref), urgent: true}
-		ps.byEngine[addr.Engine] = p
+		p = &peer{Peer: addr, seq: ps.added, interval: ps.interval, beats: make(map[Target]*beat), urgent: true}
+		ps.byPeer[addr] = p
 	}
-	r := p.refs[t]
-	if r == nil {
-		r = &ref{}
-		p.refs[t] = r
+	if p.requests++; p.requests == 1 {
+		ps.used++
 	}
-	r.live++
-	if beat {
-		if r.beats == 0 {
-			r.at = len(p.targets)
-			p.targets = append(p.targets, t)
-			p.keys = append(p.keys, r)
-			if r.at == 0 {
-				heap.Push(&ps.beaten, p)
-			}
+	id := idOf(addr, t)
+	if ps.leases[id] == nil {
+		ps.leases[id] = &sharing{id: id}
+	}
+	ps.leases[id].requests++
+	if !heartbeat {
+		return p
+	}
+	ps.tracked++
+	b := p.beats[t]
+	if b == nil {
+		b = &beat{at: len(p.targets)}
+		p.beats[t] = b
+		p.targets = append(p.targets, t)
+		p.keys = append(p.keys, b)
+		if b.at == 0 {
+			heap.Push(&ps.beaten, p)
 		}
-		r.beats++
-		ps.tracked++
 	}
+	b.requests++
 	return p
 }
 
-// quiet stops the heartbeats of one request.
-func (ps *peers) quiet(p *peer, t Target) {
-	r := p.refs[t]
+// silence stops the heartbeats of one request.
+func (ps *peers) silence(p *peer, t Target) {
+	b := p.beats[t]
 	ps.tracked--
-	if r.beats--; r.beats > 0 && injected&faultXBEAT == 0 {
+	if b == nil {
+		return // only by a fault
+	}
+	if b.requests--; b.requests > 0 && injected&faultXBEAT == 0 {
 		return
 	}
 	last := len(p.targets) - 1
-	if r.at > last || p.keys[r.at] != r {
-		return // only by a fault
-	}
-	p.targets[r.at], p.keys[r.at] = p.targets[last], p.keys[last]
-	p.keys[r.at].at = r.at
+	delete(p.beats, t)
+	p.targets[b.at], p.keys[b.at] = p.targets[last], p.keys[last]
+	p.keys[b.at].at = b.at
 	p.targets[last], p.keys[last] = Target{}, nil
 	p.targets, p.keys = p.targets[:last], p.keys[:last]
 	if last == 0 {
@@ -125,28 +162,43 @@ func (ps *peers) quiet(p *peer, t Target) {
 	}
 }
 
-// remove counts one request of a lease less, and reports whether it was the last.
-func (ps *peers) remove(p *peer, t Target) (last bool) {
-	r := p.refs[t]
-	if r.live--; r.live > 0 {
-		return false
+// remove counts one request of a lease less, and returns what its requests have
+// in common.
+func (ps *peers) remove(p *peer, t Target) *sharing {
+	if p.requests--; p.requests == 0 {
+		ps.used-- // the record stays for an interval: it knows when the last heartbeat was
 	}
-	delete(p.refs, t)
-	if len(p.refs) == 0 {
-		delete(ps.byEngine, p.Engine)
-	}
-	return true
+	s := ps.leases[idOf(p.Peer, t)]
+	s.requests--
+	return s
 }
 
-func (ps *peers) connected(engine string) {
-	p := ps.byEngine[engine]
+// connected takes note that a rank can reach an owner. The heartbeats follow
+// the duration of its leases where they are shorter than this engine's.
+func (ps *peers) connected(c Connection) {
+	p := ps.byPeer[c.Peer]
 	if p == nil {
 		return
 	}
 	p.urgent = true
+	p.interval = HeartbeatInterval(ps.duration, c.Duration)
 	if len(p.targets) > 0 {
 		heap.Fix(&ps.beaten, p.place)
 	}
+}
+
+// minInterval bounds what an owner can ask of its readers.
+const minInterval = 50 * time.Millisecond
+
+// HeartbeatInterval is the time between two heartbeats of a reader whose own
+// lease duration is one, to an owner whose leases last for another, 0 if it does
+// not say: the shorter interval of both.
+func HeartbeatInterval(own, owners time.Duration) time.Duration {
+	interval := Config{Duration: own}.Interval()
+	if owners > 0 {
+		interval = min(interval, max(Config{Duration: owners}.Interval(), minInterval))
+	}
+	return interval
 }
 
 // due returns the heartbeats to send now.
@@ -154,20 +206,36 @@ func (ps *peers) due(now time.Time) (out []Heartbeat) {
 	if now.Before(ps.told) {
 		// A clock that went back must not silence a peer, nor one that has
 		// nothing to renew now.
-		for _, p := range ps.byEngine {
+		for _, p := range ps.byPeer {
 			p.urgent = p.urgent || now.Before(p.last)
 		}
 		heap.Init(&ps.beaten)
+		ps.sweepAt = now
 	}
 	ps.told = now
 	for len(ps.beaten) > 0 {
 		p := ps.beaten[0]
-		if !p.urgent && now.Sub(p.last) < ps.interval {
+		if !p.urgent && now.Sub(p.last) < p.interval {
 			break
 		}
 		p.last, p.urgent = now, false
 		heap.Fix(&ps.beaten, 0)
 		out = append(out, Heartbeat{p.Peer, slices.Clone(p.targets)})
 	}
+	ps.sweep(now)
 	return out
+}
+
+// sweep forgets the peers that no request names, once they would be heartbeated
+// again anyway.
+func (ps *peers) sweep(now time.Time) {
+	if now.Before(ps.sweepAt) || len(ps.byPeer) == ps.used {
+		return
+	}
+	ps.sweepAt = now.Add(ps.interval)
+	for addr, p := range ps.byPeer {
+		if p.requests == 0 && now.Sub(p.last) >= p.interval {
+			delete(ps.byPeer, addr)
+		}
+	}
 }

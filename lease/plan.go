@@ -21,9 +21,11 @@ type SlotRef struct {
 // renewed like any other; verifying readers decline it.
 const NoSlot = -1
 
-// Peer is an engine as kv_transfer_params name it.
+// Peer is an engine at an address, as kv_transfer_params name it. Engine ids
+// need not be unique, and an engine may move: two peers that differ in any field
+// are two.
 type Peer struct {
-	Engine  string // engine id, the key of a peer
+	Engine  string // engine id
 	Host    string // side-channel host
 	Port    int    // side-channel port
 	TPSize  int    // ranks, at least 1
@@ -36,6 +38,7 @@ type Peer struct {
 // processes. A rank carries it out in the order of its fields, with Cancel
 // before Read.
 type Plan struct {
+	Terms     Terms       // what the ranks have to agree with
 	Admit     []Admission // write the nonces
 	Grant     []Grant     // start the deadlines
 	Abort     []Key       // end these lives now
@@ -43,6 +46,21 @@ type Plan struct {
 	Heartbeat []Heartbeat // renew at the owners
 	Release   []Release   // tell owners that nothing will be read
 	Cancel    []string    // local requests given up while a READ may be active
+}
+
+// Terms are what a Scheduler and its ranks have to agree on. A rank that does
+// not refuses the plan ([ErrPlan]), and reports all that is in it as over.
+type Terms struct {
+	// Scheduler tells schedulers apart; it is random, and 0 in a plan that was
+	// made by hand, which no rank checks.
+	Scheduler uint64
+	Ranks     int // how many there are
+	Slots     int // of each rank
+	// MaxNotification is the size cap that ids were checked against, in bytes.
+	MaxNotification int
+	// Clock is the time since SchedulerConfig.Epoch, nil unless blocks are kept
+	// for a next turn, with a deadline on that clock.
+	Clock *time.Duration `json:",omitempty"`
 }
 
 // Empty reports whether there is nothing to do.
@@ -84,9 +102,9 @@ type Pull struct {
 	Tokens       int      `json:",omitempty"`
 	Lease        *SlotRef // nil when the params carried none
 	Verify       bool     // use the blocks only after the check
-	// Keep: other requests of this engine need the same lease, so no
-	// read-complete; a Release follows when the last is done.
-	Keep bool `json:",omitempty"`
+	// MustOffer: there is no lease to verify, which only an owner without slots
+	// may leave out; one that has slots has offered one, and it got lost.
+	MustOffer bool `json:",omitempty"`
 	// Expiry is remote_blocks_expiry_time, the deadline of a decoder's blocks in
 	// seconds on its clock; nil when a heartbeat renews the lease. See
 	// [ClockOffset.Check].
@@ -107,9 +125,10 @@ type Target struct {
 	Nonce   int64
 }
 
-// Release is a read-complete although nothing is, or will be, read.
+// Release is a read-complete: no request of this engine needs the lease any
+// more, for it was read, or nothing is, or will be, read.
 type Release struct {
-	Request       string // local id
+	Request       string // local id, of the last request that needed it
 	Peer          Peer
 	RemoteRequest string
 	Nonce         int64 // 0 when the params carried no lease
@@ -120,7 +139,11 @@ type Release struct {
 
 // Result is what one rank reports after a step.
 type Result struct {
-	Rank     int
+	Rank      int
+	Scheduler uint64 `json:",omitempty"` // whose plan it answers, 0 if none
+	// Worker tells the lives of a rank apart, 0 if it does not say: what a rank
+	// was told before it was started anew is lost.
+	Worker   uint64    `json:",omitempty"`
 	Sent     []Ended   // lives that ended here; their slots are already 0
 	Received []string  // local requests whose blocks are in and checked
 	Failed   []Failure // local requests whose pull failed
@@ -128,10 +151,18 @@ type Result struct {
 	// more, after a Cancel or a failure that was quarantined.
 	Settled  []string
 	Released []string // local requests whose Release went out, for whoever waits for it
-	// Connected: engine ids this rank connected to since its last result.
-	Connected []string
+	// Connected: owners this rank connected to since its last result.
+	Connected []Connection
 	// HeartbeatFailed: engine ids a heartbeat could not be sent to.
 	HeartbeatFailed []string
+}
+
+// Connection is an owner that a rank has connected to.
+type Connection struct {
+	Peer Peer
+	// Duration is how long the owner's leases last that nobody renews, 0 if it
+	// does not say.
+	Duration time.Duration `json:",omitempty"`
 }
 
 // Ended is a life that ended on one rank.

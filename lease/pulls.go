@@ -27,7 +27,6 @@ type Pulls struct {
 type pull struct {
 	Pull
 	ranks   []int
-	also    []int
 	reading map[int]bool // ranks whose block READ is active
 	checks  int          // slot READs that are active
 	phase   pullPhase
@@ -51,12 +50,12 @@ type check struct {
 	pulls []*pull
 }
 
-// CheckBatch is one slot READ: the slots to read from one rank of one engine, in
+// CheckBatch is one slot READ: the slots to read from one rank of one peer, in
 // this order, each into a cell of its own that was cleared before.
 type CheckBatch struct {
-	Engine string
-	Rank   int
-	Slots  []int
+	Peer  Peer
+	Rank  int
+	Slots []int
 
 	token uint64
 }
@@ -69,9 +68,6 @@ type Finished struct {
 	// verified; Err matches its sentinel.
 	Cause Cause
 	Err   error
-	// Notify: send the read-complete to every rank of Ranks and of Also.
-	Notify bool
-	Also   []int
 	// Quarantined: the failure is final, but block READs are active and may
 	// write. A Finished with Settled follows.
 	Quarantined bool
@@ -89,9 +85,8 @@ func NewPulls() *Pulls {
 // rank outstanding from now. A pull that has to be verified and carries no lease
 // is ErrUnverifiable; post nothing for it. A request whose earlier READs are
 // still active is ErrBusy: an abandoned READ could land after the check of the
-// new one. also are ranks of which nothing is read, but that pin the blocks all
-// the same (replicated KV of an owner with more ranks than its reader).
-func (p *Pulls) Start(pl Pull, ranks []int, also ...int) error {
+// new one.
+func (p *Pulls) Start(pl Pull, ranks []int) error {
 	const op = "start pull"
 	if old := p.byID[pl.Request]; old != nil && injected&faultXZOMBIE == 0 {
 		return &Error{Op: op, Request: pl.Request, Detail: "its earlier READ has not ended", Err: ErrBusy}
@@ -102,17 +97,12 @@ func (p *Pulls) Start(pl Pull, ranks []int, also ...int) error {
 	if len(ranks) == 0 {
 		return invalid(op, pl.Request, "reads no rank")
 	}
-	q := &pull{Pull: pl, ranks: slices.Clone(ranks), also: slices.Clone(also), reading: make(map[int]bool, len(ranks))}
+	q := &pull{Pull: pl, ranks: slices.Clone(ranks), reading: make(map[int]bool, len(ranks))}
 	for _, r := range ranks {
 		if r < 0 || q.reading[r] {
 			return invalid(op, pl.Request, "ranks %v, want each once and none negative", ranks)
 		}
 		q.reading[r] = true
-	}
-	for _, r := range also {
-		if r < 0 || q.reading[r] {
-			return invalid(op, pl.Request, "rank %d is told besides %v", r, ranks)
-		}
 	}
 	if pl.Verify {
 		if err := pl.Lease.verifiable(op, pl.Request); err != nil {
@@ -155,7 +145,7 @@ func (p *Pulls) BlocksRead(request string, rank int, err error) error {
 	case q.err != nil:
 		p.finish(q, Finished{Cause: CauseOf(q.err), Err: q.err})
 	case !q.Verify:
-		p.finish(q, Finished{Notify: !q.Keep})
+		p.finish(q, Finished{})
 	case q.phase == pullReading:
 		q.phase = pullDue
 		p.due = append(p.due, q)
@@ -170,7 +160,7 @@ func (q *pull) fail(err error) {
 }
 
 func (p *Pulls) finish(q *pull, f Finished) {
-	f.Pull, f.Ranks, f.Also = q.Pull, q.ranks, q.also
+	f.Pull, f.Ranks = q.Pull, q.ranks
 	q.phase = pullDone
 	if p.byID[q.Request] == q {
 		delete(p.byID, q.Request)
@@ -192,14 +182,14 @@ func (p *Pulls) NextChecks() []CheckBatch {
 		}
 	}
 	type place struct {
-		engine string
-		rank   int
+		peer Peer
+		rank int
 	}
 	var order []*check
 	byPlace := make(map[place]*check)
 	if injected&faultXJOIN != 0 {
 		for _, c := range p.posted {
-			byPlace[place{c.batch.Engine, c.batch.Rank}] = c
+			byPlace[place{c.batch.Peer, c.batch.Rank}] = c
 		}
 	}
 	for _, q := range p.due {
@@ -212,11 +202,11 @@ func (p *Pulls) NextChecks() []CheckBatch {
 			ranks = ranks[:1]
 		}
 		for _, r := range ranks {
-			at := place{q.Peer.Engine, r}
+			at := place{q.Peer, r}
 			c := byPlace[at]
 			if c == nil {
 				p.token++
-				c = &check{batch: CheckBatch{Engine: at.engine, Rank: r, token: p.token}}
+				c = &check{batch: CheckBatch{Peer: at.peer, Rank: r, token: p.token}}
 				byPlace[at] = c
 				p.posted[p.token] = c
 				order = append(order, c)
@@ -243,7 +233,7 @@ func (p *Pulls) NextChecks() []CheckBatch {
 func (p *Pulls) Checked(b CheckBatch, cells []int64, err error) error {
 	c := p.posted[b.token]
 	if c == nil {
-		return &Error{Op: "check", Detail: fmt.Sprintf("no slot READ from rank %d of engine %q is active", b.Rank, b.Engine), Err: ErrUnknown}
+		return &Error{Op: "check", Detail: fmt.Sprintf("no slot READ from rank %d of engine %q is active", b.Rank, b.Peer.Engine), Err: ErrUnknown}
 	}
 	if err == nil && len(cells) != len(c.pulls) && injected&faultXJOIN == 0 {
 		return invalid("check", "", "%d cells for %d slots", len(cells), len(c.pulls))
@@ -261,10 +251,10 @@ func (p *Pulls) Checked(b CheckBatch, cells []int64, err error) error {
 		switch {
 		case err != nil:
 			q.fail(&Error{Op: "check", Request: q.Request, Err: fmt.Errorf("%w: %w", ErrUnverifiable, err),
-				Detail: fmt.Sprintf("reading slot %d of rank %d of engine %q failed", q.Lease.Slot, c.batch.Rank, c.batch.Engine)})
+				Detail: fmt.Sprintf("reading slot %d of rank %d of engine %q failed", q.Lease.Slot, c.batch.Rank, c.batch.Peer.Engine)})
 		case cell != q.Lease.Nonce && (injected&faultXNZ == 0 || cell == 0):
 			q.lapsed = &Error{Op: "check", Request: q.Request, Err: ErrLapsed,
-				Detail: fmt.Sprintf("slot %d of rank %d of engine %q does not hold the nonce any more; its blocks must not be used", q.Lease.Slot, c.batch.Rank, c.batch.Engine)}
+				Detail: fmt.Sprintf("slot %d of rank %d of engine %q does not hold the nonce any more; its blocks must not be used", q.Lease.Slot, c.batch.Rank, c.batch.Peer.Engine)}
 		}
 		if q.checks > 0 || len(q.reading) > 0 && injected&faultM2 == 0 {
 			continue
@@ -275,7 +265,7 @@ func (p *Pulls) Checked(b CheckBatch, cells []int64, err error) error {
 		case q.err != nil:
 			p.finish(q, Finished{Cause: CauseOf(q.err), Err: q.err})
 		default:
-			p.finish(q, Finished{Notify: !q.Keep})
+			p.finish(q, Finished{})
 		}
 	}
 	return nil
@@ -314,7 +304,7 @@ func (p *Pulls) Fail(request string, err error) error {
 		return nil
 	}
 	q.told = true
-	p.finished = append(p.finished, Finished{Pull: q.Pull, Ranks: q.ranks, Also: q.also, Cause: CauseOf(err), Err: err, Quarantined: true})
+	p.finished = append(p.finished, Finished{Pull: q.Pull, Ranks: q.ranks, Cause: CauseOf(err), Err: err, Quarantined: true})
 	return nil
 }
 

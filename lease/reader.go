@@ -15,7 +15,7 @@ type fetch struct {
 	held     bool      // by Hold: renewed, but not read here
 	beats    bool      // heartbeats go out for it
 	until    time.Time // the owner's blocks are gone by then, zero if unknown
-	counted  bool      // in the peer's refs
+	counted  bool      // among the requests of its lease
 	offered  int       // tokens that the owner's blocks hold, 0 if not known
 	tokens   int       // of those, how many are read; 0: all
 
@@ -26,6 +26,9 @@ type fetch struct {
 	arrived int     // ranks that hold the blocks, checked
 	traced  bool    // FetchStarted was called, FetchEnded was not
 	failed  bool    // Outcome.Fail was given
+	cause   Cause   // why
+	lapsed  bool    // the owner let the blocks go
+	status  Status  // that the engine finished the request with
 	gone    bool    // the engine has finished the request
 	owed    bool    // the engine waits for Outcome.Settled
 	stopped bool    // a Cancel was queued
@@ -61,11 +64,11 @@ func (s *Scheduler) track(now time.Time, id string, p *Params) *fetch {
 	return f
 }
 
-// quiet stops the heartbeats of a request.
-func (s *Scheduler) quiet(f *fetch) {
+// silence stops the heartbeats of a request.
+func (s *Scheduler) silence(f *fetch) {
 	if f.beats {
 		f.beats = false
-		s.peers.quiet(f.peer, f.target)
+		s.peers.silence(f.peer, f.target)
 	}
 }
 
@@ -81,7 +84,7 @@ func (s *Scheduler) canPull(op, id string, p *Params, blocks [][]int) error {
 			return &Error{Op: op, Request: id, Detail: "an earlier READ of this request has not ended", Err: ErrBusy}
 		case f.phase != fetchWaiting:
 			return nil
-		case f.target != targetOf(p) || f.peer.Engine != p.RemoteEngineID:
+		case f.target != targetOf(p) || f.peer.Peer != p.Peer():
 			return invalid(op, id, "kv_transfer_params changed since the request was queued")
 		}
 	}
@@ -114,7 +117,8 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 		Request: id, Peer: f.peer.Peer, RemoteRequest: p.RemoteRequestID,
 		RemoteBlocks: cloneBlocks(p.RemoteBlockIDs), LocalBlocks: cloneBlocks(blocks), RemoteTokens: p.RemoteNumTokens, Tokens: f.tokens,
 		// Owners of today do not verify readbacks; those that offer it are held to it.
-		Verify: s.cfg.Verification.verifies(p.Lease != nil, f.readback),
+		Verify:    s.cfg.Verification.verifies(p.Lease != nil, f.readback),
+		MustOffer: s.cfg.Verification == VerifyAll && f.readback && p.Lease == nil,
 	}
 	if p.Lease != nil {
 		l := *p.Lease
@@ -127,21 +131,21 @@ func (s *Scheduler) pull(now time.Time, id string, p *Params, blocks [][]int) {
 	if countBlocks(blocks) == 0 {
 		// A full local hit: nothing to read, and nothing to wait for.
 		s.outcome.Run = append(s.outcome.Run, id)
-		s.conclude(f, true)
+		s.conclude(f)
 		return
 	}
 	s.traceStart(f)
 	if f.pull.Verify {
 		if err := f.pull.Lease.verifiable("verify", id); err != nil {
 			s.fail(f, err, false)
-			s.conclude(f, true)
+			s.conclude(f)
 			return
 		}
 	}
 	if !f.until.IsZero() && !now.Add(ExpiryMargin).Before(f.until) {
 		// Whatever the owner's clock says: its time to live is over.
 		s.fail(f, &Error{Op: "read back", Request: id, Detail: "the owner's blocks have outlived remote_blocks_ttl", Err: ErrExpired}, false)
-		s.conclude(f, true)
+		s.conclude(f)
 		return
 	}
 	f.phase = fetchQueued
@@ -176,8 +180,6 @@ func (s *Scheduler) traceAbort(f *fetch) {
 func (s *Scheduler) ship(f *fetch) Pull {
 	f.phase = fetchReading
 	f.missing = s.cfg.Ranks
-	// While another request here needs the same lease, this one must not end it.
-	f.pull.Keep = f.peer.refs[f.target].live > 1
 	s.stats.Pulls++
 	p := f.pull
 	p.RemoteBlocks, p.LocalBlocks = cloneBlocks(p.RemoteBlocks), cloneBlocks(p.LocalBlocks)
@@ -186,10 +188,10 @@ func (s *Scheduler) ship(f *fetch) Pull {
 
 // fail reports a failed load once.
 func (s *Scheduler) fail(f *fetch, err error, quarantined bool) {
-	f.failed, f.owed = true, quarantined
 	cause := CauseOf(err)
+	f.failed, f.owed, f.cause = true, quarantined, cause
 	s.stats.Failed[cause]++
-	s.quiet(f)
+	s.silence(f)
 	s.traceEnd(f, cause, err)
 	s.outcome.Fail = append(s.outcome.Fail, Failed{
 		Request: f.id, Err: err, Cause: cause, InvalidBlocks: cloneBlocks(f.pull.LocalBlocks),
@@ -197,16 +199,15 @@ func (s *Scheduler) fail(f *fetch, err error, quarantined bool) {
 	})
 }
 
-// conclude ends a fetch of which no READ is active. The owner is released unless
-// the ranks told it already, once no other request needs its lease.
-func (s *Scheduler) conclude(f *fetch, release bool) {
-	s.quiet(f)
+// conclude ends a fetch of which no READ is active. One that failed needs its
+// lease until the engine has finished it, which says what becomes of that.
+func (s *Scheduler) conclude(f *fetch) {
+	s.silence(f)
 	f.phase = fetchEnded
-	if f.counted {
-		f.counted = false
-		if last := s.peers.remove(f.peer, f.target); last && (release || f.pull.Keep) {
-			s.queue.release = append(s.queue.release, Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held})
-		}
+	// What is prefilled here instead, or is about to end, nobody will read.
+	unread := !f.failed || s.cfg.FailurePolicy == Recompute || f.cause == CauseExpired
+	if f.gone || unread || f.lapsed {
+		s.let(f, unread || f.status != StatusError)
 	}
 	if f.owed {
 		f.owed = false
@@ -222,19 +223,64 @@ func (s *Scheduler) conclude(f *fetch, release bool) {
 	}
 }
 
+// let lets go of the lease of a fetch. The last request that needed it releases
+// the owner: if one of them has read it, or this one says that nobody will. What
+// lapsed is over, and its owner may have given the id to another request.
+func (s *Scheduler) let(f *fetch, release bool) {
+	if !f.counted {
+		return
+	}
+	f.counted = false
+	l := s.peers.remove(f.peer, f.target)
+	l.lapsed = l.lapsed || f.lapsed
+	if f.read() {
+		l.readAt = &f.peer.Peer
+	}
+	switch {
+	case l.requests > 0:
+	case l.lapsed || !release && l.readAt == nil:
+		delete(s.peers.leases, l.id)
+	default:
+		l.release = Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held}
+		if l.readAt != nil {
+			l.release.Peer = *l.readAt // that address works
+		}
+		s.queue.release = append(s.queue.release, l)
+	}
+}
+
+// releases are the queued ones, but for leases that a request needs again.
+func (s *Scheduler) releases() (out []Release) {
+	for _, l := range s.queue.release {
+		if l.requests > 0 || s.peers.leases[l.id] != l {
+			continue
+		}
+		delete(s.peers.leases, l.id)
+		out = append(out, l.release)
+		if l.readAt == nil {
+			s.stats.Released++
+		}
+	}
+	return out
+}
+
+// read reports whether every rank has read the blocks and could use them.
+func (f *fetch) read() bool { return !f.failed && f.arrived > 0 && f.missing == 0 }
+
 // endFetch takes note that the engine has finished the request, and reports
 // whether it has to keep the blocks.
-func (s *Scheduler) endFetch(f *fetch, blocks [][]int, l *life) (delayFree bool) {
+func (s *Scheduler) endFetch(f *fetch, st Status, blocks [][]int, l *life) (delayFree bool) {
 	if f.gone {
 		return true // finished before, and still read into
 	}
-	f.gone = true
+	f.gone, f.status = true, st
 	s.traceAbort(f)
 	// What was found out but not handed out yet concerns nobody any more.
 	s.outcome.Run = slices.DeleteFunc(s.outcome.Run, func(id string) bool { return id == f.id })
 	s.outcome.Fail = slices.DeleteFunc(s.outcome.Fail, func(r Failed) bool { return r.Request == f.id })
 	switch f.phase {
 	case fetchEnded:
+		s.let(f, st != StatusError)
 		delete(s.fetches, f.id)
 		return false
 	case fetchReading:
@@ -247,16 +293,16 @@ func (s *Scheduler) endFetch(f *fetch, blocks [][]int, l *life) (delayFree bool)
 			f.life = l // one Free for both
 			l.missing++
 		}
-		s.quiet(f)
+		s.silence(f)
 		s.stop(f)
 		if injected&faultXRELEASE != 0 {
-			s.queue.release = append(s.queue.release, Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce})
+			s.let(f, true)
 		}
 		return true
 	case fetchQueued:
 		s.queue.read = slices.DeleteFunc(s.queue.read, func(q *fetch) bool { return q == f })
 	}
-	s.conclude(f, true)
+	s.conclude(f)
 	return false
 }
 
@@ -301,6 +347,7 @@ func (s *Scheduler) failed(rank int, r Failure) {
 		s.stats.RepeatedReports++
 		return
 	}
+	f.lapsed = f.lapsed || r.Cause == CauseLapsed
 	if !f.failed && !f.gone {
 		more := f.missing
 		if !r.Quarantined {
@@ -351,11 +398,10 @@ func (s *Scheduler) rankEnded(f *fetch) {
 	if f.missing > 0 {
 		return
 	}
-	whole := f.arrived == s.cfg.Ranks
-	if whole && !f.gone {
+	if f.arrived == s.cfg.Ranks && !f.gone {
 		s.stats.Received++
 		s.traceEnd(f, 0, nil)
 		s.outcome.Run = append(s.outcome.Run, f.id)
 	}
-	s.conclude(f, !whole)
+	s.conclude(f)
 }

@@ -45,8 +45,8 @@ func finish(t *testing.T, s *Scheduler, now time.Time, id string, st Status, blo
 func requireIdle(t *testing.T, s *Scheduler) {
 	t.Helper()
 	require.Empty(t, s.fetches)
-	require.Empty(t, s.peers.byEngine)
-	require.Empty(t, s.peers.byEngine)
+	require.Empty(t, s.peers.leases)
+	require.Zero(t, s.Stats().Peers)
 	require.Zero(t, s.Stats().Tracked)
 	require.Equal(t, queue{}, s.queue)
 }
@@ -57,15 +57,17 @@ func TestHeartbeatsStartWhenARequestIsQueued(t *testing.T) {
 	sized := with(offer("prefill-1", 1), func(p *Params) { p.TPSize, p.DCPSize, p.PPSize, p.RemotePort = 4, 2, 3, 1234 })
 	enqueue(t, s, t0, "local-1", sized)
 	enqueue(t, s, t0, "local-2", offer("prefill-2", 2))
+	enqueue(t, s, t0, "local-4", with(sized, func(p *Params) { p.RemoteRequestID = "prefill-4" }))
 	enqueue(t, s, t0, "local-3", with(offer("prefill-3", 2), func(p *Params) { p.RemoteEngineID = "P2"; p.Lease = nil }))
 	plan := s.BuildPlan(t0)
 	require.Equal(t, []Heartbeat{
-		{Peer{"P-engine", "p-host", 1234, 4, 3, 2}, []Target{{"prefill-1", 3, 7777}, {"prefill-2", 3, 7777}}},
-		{Peer{"P2", "p-host", 5600, 1, 1, 1}, []Target{{"prefill-3", NoSlot, 0}}},
-	}, plan.Heartbeat, "the owner's ids, grouped by engine, the address of the first request")
+		{Peer{"P-engine", "p-host", 1234, 4, 3, 2}, []Target{{"prefill-1", 3, 7777}, {"prefill-4", 3, 7777}}},
+		{peerOf("P-engine"), []Target{{"prefill-2", 3, 7777}}},
+		{peerOf("P2"), []Target{{"prefill-3", NoSlot, 0}}},
+	}, plan.Heartbeat, "the owner's ids, grouped by engine and address")
 	require.Empty(t, plan.Read, "long before it is scheduled")
-	require.EqualValues(t, 3, s.Stats().Tracked)
-	require.EqualValues(t, 2, s.Stats().Peers)
+	require.EqualValues(t, 4, s.Stats().Tracked)
+	require.EqualValues(t, 3, s.Stats().Peers)
 }
 
 // A1.4, A1.5.
@@ -130,7 +132,7 @@ func TestAHeartbeatFollowsTheConnectionAtOnce(t *testing.T) {
 	s := newReader(t, 1)
 	enqueue(t, s, t0, "a", offer("A", 1))
 	require.Len(t, s.BuildPlan(t0).Heartbeat, 1, "starts the handshake")
-	s.OnResults(at(0.1), []Result{{Connected: []string{"P-engine", "unknown"}}})
+	s.OnResults(at(0.1), []Result{{Connected: []Connection{{Peer: peerOf("P-engine")}, {Peer: peerOf("unknown")}}}})
 	require.Len(t, s.BuildPlan(at(0.1)).Heartbeat, 1, "not an interval later")
 	require.Empty(t, s.BuildPlan(at(0.2)).Heartbeat)
 	s.OnResults(at(1), []Result{{HeartbeatFailed: []string{"P-engine"}}})
@@ -181,25 +183,23 @@ func TestTheLastOfSeveralReadersReleasesTheLease(t *testing.T) {
 	enqueue(t, s, t0, "b", offer("A", 1))
 	enqueue(t, s, t0, "c", offer("A", 1))
 	schedule(t, s, t0, "a", offer("A", 1), 5)
-	plan := s.BuildPlan(t0)
-	require.True(t, plan.Read[0].Keep, "b and c still need it")
+	s.BuildPlan(t0)
 	s.OnResults(t0, []Result{{Received: []string{"a"}}})
+	require.Empty(t, s.BuildPlan(t0).Release, "b and c still need it")
 	schedule(t, s, t0, "b", offer("A", 1))
 	require.Equal(t, []string{"b"}, s.OnResults(t0, nil).Run, "a full local hit")
 	require.Empty(t, s.BuildPlan(t0).Release)
 	schedule(t, s, t0, "c", offer("A", 1), 6)
-	plan = s.BuildPlan(t0)
-	require.False(t, plan.Read[0].Keep, "the last one says so itself")
+	require.Empty(t, s.BuildPlan(t0).Release, "c still needs it")
 	s.OnResults(t0, []Result{{Received: []string{"c"}}})
-	require.Empty(t, s.BuildPlan(t0).Release)
+	require.Len(t, s.BuildPlan(t0).Release, 1, "the last")
 
-	// Both on the ranks at once: neither says so, the last to end is followed by a release.
+	// Both on the ranks at once: the last to end is followed by a release.
 	enqueue(t, s, t0, "d", offer("D", 1))
 	enqueue(t, s, t0, "e", offer("D", 1))
 	schedule(t, s, t0, "d", offer("D", 1), 7)
 	schedule(t, s, t0, "e", offer("D", 1), 8)
-	plan = s.BuildPlan(t0)
-	require.True(t, plan.Read[0].Keep && plan.Read[1].Keep)
+	require.Len(t, s.BuildPlan(t0).Read, 2)
 	s.OnResults(t0, []Result{{Received: []string{"d"}}})
 	require.Empty(t, s.BuildPlan(t0).Release)
 	s.OnResults(t0, []Result{{Received: []string{"e"}}})
@@ -229,10 +229,13 @@ func TestAScheduledReaderIsPulledOnce(t *testing.T) {
 	require.EqualValues(t, 1, s.Stats().RepeatedReports)
 	require.Equal(t, []string{"a"}, s.OnResults(t0, []Result{{Rank: 1, Received: []string{"a"}}}).Run)
 	schedule(t, s, t0, "a", p, 10, 11, 12)
-	require.Empty(t, s.BuildPlan(t0).Read, "A4.20: not again after it arrived")
+	plan = s.BuildPlan(t0)
+	require.Empty(t, plan.Read, "A4.20: not again after it arrived")
+	require.Equal(t, []Release{{Request: "a", Peer: Peer{"P-engine", "p-host", 5678, 1, 1, 1}, RemoteRequest: "A", Nonce: 7777}}, plan.Release, "the owner is told")
+	require.Zero(t, s.Stats().Released, "and counts as read")
 	require.Empty(t, s.OnResults(t0, []Result{{Rank: 1, Received: []string{"a"}}}).Run)
 	require.False(t, finish(t, s, t0, "a", StatusStopped, 10, 11, 12))
-	require.Empty(t, s.BuildPlan(t0).Release, "the ranks told the owner")
+	require.Empty(t, s.BuildPlan(t0).Release, "once")
 	requireIdle(t, s)
 }
 
@@ -324,7 +327,7 @@ func TestMissingLeaseFieldsFailTheLoadBeforeAnyRead(t *testing.T) {
 		schedule(t, s, t0, "a", p, 5, 6)
 		plan := s.BuildPlan(t0)
 		require.Empty(t, plan.Read)
-		require.Len(t, plan.Release, 1)
+		require.Equal(t, policy == Recompute, len(plan.Release) == 1, "who prefills it needs the lease no more")
 		out := s.OnResults(t0, nil)
 		require.Len(t, out.Fail, 1)
 		f := out.Fail[0]
@@ -337,6 +340,7 @@ func TestMissingLeaseFieldsFailTheLoadBeforeAnyRead(t *testing.T) {
 		schedule(t, s, t0, "a", p, 5, 6)
 		require.True(t, s.BuildPlan(t0).Empty(), "scheduled again to recompute, it is not pulled")
 		require.False(t, finish(t, s, t0, "a", StatusStopped, 5, 6))
+		require.Equal(t, policy == FailRequest, len(s.BuildPlan(t0).Release) == 1, "once in all")
 		requireIdle(t, s)
 	}
 	s := newReader(t, 1, unverified)
@@ -365,7 +369,11 @@ func TestAFailedLoadIsReportedOnceWithItsCause(t *testing.T) {
 		plan := s.BuildPlan(at(60))
 		require.Empty(t, plan.Heartbeat)
 		require.Empty(t, plan.Cancel)
-		require.Len(t, plan.Release, 1, "given up for good")
+		if c == CauseLapsed {
+			require.Empty(t, plan.Release, "the lease is over")
+		} else {
+			require.Len(t, plan.Release, 1, "given up for good: it is prefilled here")
+		}
 		require.False(t, finish(t, s, t0, "a", StatusError, 5, 6))
 		requireIdle(t, s)
 	}
@@ -374,7 +382,7 @@ func TestAFailedLoadIsReportedOnceWithItsCause(t *testing.T) {
 // A9.10, A9.15, cases.md 3, 12: the client hears at once, the blocks stay until no READ can
 // write them; the owner is released only then.
 func TestAFailureWhileOtherRanksReadQuarantinesTheBlocks(t *testing.T) {
-	s := newReader(t, 3)
+	s := newReader(t, 3, recompute)
 	reading(t, s, "a", offer("A", 1), 5)
 	out := s.OnResults(t0, []Result{{Rank: 1, Failed: []Failure{{Request: "a", Cause: CauseTimeout, Quarantined: true}}}})
 	require.Len(t, out.Fail, 1)
@@ -420,7 +428,7 @@ func TestAnAbortWhileReadingKeepsTheBlocksUntilSettled(t *testing.T) {
 	enqueue(t, s, t0, "a", offer("A", 1))
 }
 
-// The READs were faster than the cancel: the ranks have told the owner.
+// The READs were faster than the cancel: the owner is told once.
 func TestAnAbortedRequestThatArrivedIsNotReleasedTwice(t *testing.T) {
 	s := newReader(t, 2)
 	reading(t, s, "a", offer("A", 1), 5)
@@ -428,6 +436,7 @@ func TestAnAbortedRequestThatArrivedIsNotReleasedTwice(t *testing.T) {
 	out := s.OnResults(t0, []Result{{Rank: 0, Received: []string{"a"}}, {Rank: 1, Received: []string{"a"}}})
 	require.Empty(t, out.Run)
 	require.Len(t, out.Settled, 1)
+	require.Len(t, s.BuildPlan(t0).Release, 1)
 	require.Empty(t, s.BuildPlan(t0).Release)
 	requireIdle(t, s)
 }

@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"cmp"
 	crand "crypto/rand"
 	"encoding/binary"
 	"slices"
@@ -70,7 +71,7 @@ type SchedulerStats struct {
 	UnknownReports  int64            // of lives, requests, ranks or engines that are not known
 
 	// Reader.
-	Tracked, Peers   int64 // requests and engines heartbeated now
+	Tracked, Peers   int64 // requests heartbeated now, and engines that requests are at
 	Pulls            int64
 	Received         int64
 	Failed           [causeEnd]int64 // by Cause
@@ -92,6 +93,7 @@ type SchedulerStats struct {
 // Not safe for concurrent use. An error means that nothing changed.
 type Scheduler struct {
 	cfg   SchedulerConfig
+	id    uint64 // in the terms of its plans
 	epoch time.Time
 
 	lives     map[string]*life // newest of its id
@@ -101,6 +103,8 @@ type Scheduler struct {
 
 	fetches map[string]*fetch
 	peers   peers
+
+	workers []uint64 // the life of each rank that reported last
 
 	queue   queue
 	outcome Outcome // found outside OnResults, handed out by the next one
@@ -113,7 +117,7 @@ type queue struct {
 	grant   []*life
 	abort   []*life
 	read    []*fetch
-	release []Release
+	release []*sharing
 	cancel  []*fetch
 }
 
@@ -135,13 +139,32 @@ func NewScheduler(cfg SchedulerConfig) (*Scheduler, error) {
 		return nil, invalid(op, "", "%d blocks and %d sequences", cfg.Blocks, cfg.MaxSeqs)
 	}
 	return &Scheduler{
-		cfg: cfg, epoch: cfg.Epoch, nonces: newNonces(cfg.Seed),
-		lives: make(map[string]*life), fetches: make(map[string]*fetch),
-		peers: newPeers(cfg.Interval()),
+		cfg: cfg, id: newID(), epoch: cfg.Epoch, nonces: newNonces(cfg.Seed),
+		workers: make([]uint64, cfg.Ranks),
+		lives:   make(map[string]*life), fetches: make(map[string]*fetch),
+		peers: newPeers(cfg.Duration),
 	}, nil
 }
 
 const maxRanks = 1 << 16
+
+// newID is a number that no other Scheduler has, and that is not 0.
+func newID() uint64 {
+	var b [8]byte
+	crand.Read(b[:]) // never fails (Go 1.24)
+	return max(binary.LittleEndian.Uint64(b[:]), 1)
+}
+
+// Terms are what a rank has to agree with to carry out the plans.
+func (s *Scheduler) Terms(now time.Time) Terms {
+	s.start(now)
+	t := Terms{Scheduler: s.id, Ranks: s.cfg.Ranks, Slots: s.Slots(), MaxNotification: cmp.Or(s.cfg.MaxNotification, DefaultMaxNotification)}
+	if s.cfg.Bidirectional {
+		clock := now.Sub(s.epoch)
+		t.Clock = &clock
+	}
+	return t
+}
 
 // Slots is the number of slots that every rank has to register.
 func (s *Scheduler) Slots() int { return s.cfg.slots(s.cfg.Blocks, s.cfg.MaxSeqs) }
@@ -181,7 +204,7 @@ func (s *Scheduler) OnNewRequest(now time.Time, id string, p *Params) error {
 	}
 	if read {
 		if f := s.fetches[id]; f != nil {
-			if f.phase == fetchWaiting && !f.held && f.peer.Engine == p.RemoteEngineID && f.target == targetOf(p) {
+			if f.phase == fetchWaiting && !f.held && f.peer.Peer == p.Peer() && f.target == targetOf(p) {
 				return nil
 			}
 			return &Error{Op: op, Request: id, Detail: "an earlier request of this id is not finished", Err: ErrBusy}
@@ -314,7 +337,7 @@ func (s *Scheduler) RequestFinished(now time.Time, id string, st Status, blocks 
 			delayFree = l.holds // finished before: the blocks are not the engine's
 		}
 	}
-	if f != nil && s.endFetch(f, blocks, l) {
+	if f != nil && s.endFetch(f, st, blocks, l) {
 		delayFree = true
 	}
 	return p, delayFree, nil
@@ -345,8 +368,7 @@ func (s *Scheduler) Preempted(now time.Time, id string) error {
 // BuildPlan returns what every rank has to do in this step, and considers it
 // done: carry it out or lose it.
 func (s *Scheduler) BuildPlan(now time.Time) Plan {
-	s.start(now)
-	var p Plan
+	p := Plan{Terms: s.Terms(now)}
 	for _, l := range s.queue.admit {
 		l.admitted = true
 		p.Admit = append(p.Admit, Admission{l.request, l.nonce, l.slot})
@@ -364,12 +386,19 @@ func (s *Scheduler) BuildPlan(now time.Time) Plan {
 	for _, f := range s.queue.cancel {
 		p.Cancel = append(p.Cancel, f.id)
 	}
-	p.Release = s.queue.release
-	s.stats.Released += int64(len(p.Release))
+	p.Release = s.releases()
 	s.queue = queue{}
 	p.Heartbeat = s.peers.due(now)
 	s.stats.Heartbeats += int64(len(p.Heartbeat))
 	return p
+}
+
+// Pending reports whether the next plan has something to do that no clock has to
+// wait for. A program with nothing else to do steps at once; one that goes out
+// of service steps until there is nothing.
+func (s *Scheduler) Pending() bool {
+	q := &s.queue
+	return len(q.admit)+len(q.grant)+len(q.abort)+len(q.read)+len(q.release)+len(q.cancel) > 0
 }
 
 // OnResults takes the results of any number of ranks and returns what the engine
@@ -378,9 +407,15 @@ func (s *Scheduler) BuildPlan(now time.Time) Plan {
 func (s *Scheduler) OnResults(now time.Time, rs []Result) Outcome {
 	s.start(now)
 	for _, r := range rs {
-		if r.Rank < 0 || r.Rank >= s.cfg.Ranks {
+		if r.Rank < 0 || r.Rank >= s.cfg.Ranks || r.Scheduler != 0 && r.Scheduler != s.id {
 			s.stats.UnknownReports++
 			continue
+		}
+		if was := s.workers[r.Rank]; r.Worker != 0 && r.Worker != was {
+			s.workers[r.Rank] = r.Worker
+			if was != 0 {
+				s.restarted(r.Rank)
+			}
 		}
 		for _, e := range r.Sent {
 			s.sent(r.Rank, e)
@@ -394,8 +429,8 @@ func (s *Scheduler) OnResults(now time.Time, rs []Result) Outcome {
 		for _, id := range r.Settled {
 			s.settled(r.Rank, id)
 		}
-		for _, engine := range r.Connected {
-			s.peers.connected(engine)
+		for _, c := range r.Connected {
+			s.peers.connected(c)
 		}
 		s.stats.HeartbeatsFailed += int64(len(r.HeartbeatFailed))
 	}
@@ -404,12 +439,29 @@ func (s *Scheduler) OnResults(now time.Time, rs []Result) Outcome {
 	return out
 }
 
+// restarted ends what a rank was told before it was started anew: its slots and
+// its READs ended with it.
+func (s *Scheduler) restarted(rank int) {
+	for _, l := range s.lives {
+		for ; l != nil; l = l.older {
+			if l.admitted && !l.reported.has(rank) {
+				s.sent(rank, Ended{l.request, l.nonce, ReasonAborted})
+			}
+		}
+	}
+	for _, f := range s.fetches {
+		if f.phase == fetchReading && !f.ended.has(rank) {
+			s.failed(rank, Failure{Request: f.id, Cause: CauseTransfer, Message: "it was started anew"})
+		}
+	}
+}
+
 // Stats is a snapshot of the counters.
 func (s *Scheduler) Stats() SchedulerStats {
 	st := s.stats
 	st.UsedSlots = int64(s.unused - len(s.freeSlots))
 	st.FreeSlots = int64(s.Slots()) - st.UsedSlots
-	st.Tracked, st.Peers = s.peers.tracked, int64(len(s.peers.byEngine))
+	st.Tracked, st.Peers = s.peers.tracked, int64(s.peers.used)
 	return st
 }
 
@@ -456,15 +508,18 @@ func (n *nonces) next() int64 {
 // rankSet is a set of ranks.
 type rankSet []uint64
 
+func (r rankSet) has(rank int) bool {
+	return rank/64 < len(r) && r[rank/64]&(1<<(rank%64)) != 0
+}
+
 func (r *rankSet) add(rank int) bool {
 	for rank/64 >= len(*r) {
 		*r = append(*r, 0)
 	}
-	word, bit := &(*r)[rank/64], uint64(1)<<(rank%64)
-	if *word&bit != 0 {
+	if r.has(rank) {
 		return false
 	}
-	*word |= bit
+	(*r)[rank/64] |= 1 << (rank % 64)
 	return true
 }
 

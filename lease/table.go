@@ -21,9 +21,10 @@ type TableConfig struct {
 	MaxLife time.Duration
 	// Slots is the rank's slot array, nil when it has none.
 	Slots *Slots
-	// MaxEarly is how many read-completes that match no lease are kept for a
-	// lease that is still to come, and EarlyTTL for how long. 0 means 4096 and
-	// one minute.
+	// MaxEarly is how many read-completes with a nonce that no lease has are kept
+	// for a lease that is still to come, and EarlyTTL for how long. 0 means 4096
+	// and one minute. Without a nonce none is kept: it could be late, and would
+	// end another life of its id.
 	MaxEarly int
 	EarlyTTL time.Duration
 	// MaxNotification is the size cap that ids are checked against, 0 means
@@ -203,13 +204,7 @@ func (t *Table) Admit(now time.Time, a Admission) error {
 	t.stats.Admitted++
 	t.stats.Live++
 
-	if a.Slot == NoSlot {
-		// Its nonce is in no params, so readers report it without.
-		if set := t.early.take(Key{a.Request, 0}); set != nil {
-			t.stats.EarlyReadCompletes += int64(len(set.names))
-			c.readers = set
-		}
-	} else if set := t.early.take(key); set != nil {
+	if set := t.early.take(key); set != nil {
 		t.stats.EarlyReadCompletes += int64(len(set.names))
 		c.readers, c.proven = set, true
 		t.endIfRead(at, i)
@@ -382,6 +377,20 @@ func (t *Table) Abort(now time.Time, k Key) error {
 	}
 	t.end(at, i, ReasonAborted)
 	return nil
+}
+
+// AbortAll ends every life, as Abort does, and returns how many there were: for
+// a rank whose scheduler is gone, and with it what it knew of them.
+func (t *Table) AbortAll(now time.Time) (n int) {
+	at := t.at(now)
+	for i := range t.cold {
+		if t.cold[i].nonce != 0 {
+			t.end(at, int32(i), ReasonAborted)
+			n++
+		}
+	}
+	clear(t.spent)
+	return n
 }
 
 // Notify takes one notification: a heartbeat by id ("HB:"), a heartbeat by slot
@@ -611,55 +620,53 @@ func (t *Table) readComplete(at int64, sender string, payload []byte) error {
 		return nil
 	}
 	t.stats.UnmatchedReadCompletes++
-	if len(payload) > t.maxSize {
-		t.stats.DroppedReadCompletes++ // no life with an id of this length will come
-		return nil
-	}
-	if hasNonce {
-		key := Key{string(exact.Request), exact.Nonce}
+	switch key := (Key{string(exact.Request), exact.Nonce}); {
+	case hasNonce && len(payload) <= t.maxSize:
 		if _, ok := t.spent[key]; !ok {
 			t.stats.DroppedReadCompletes += t.early.add(at, key, sender, exact.Readers)
 		}
-	}
-	if hasPlain {
-		t.stats.DroppedReadCompletes += t.early.add(at, Key{string(plain.Request), 0}, sender, plain.Readers)
+	case hasNonce: // no life with an id of this length will come
+		t.drop(key)
+	default: // late: nobody has read what is not here yet
+		t.drop(Key{string(plain.Request), 0})
 	}
 	return nil
+}
+
+// drop counts a read-complete that no lease was or will be here for.
+func (t *Table) drop(k Key) {
+	t.stats.DroppedReadCompletes++
+	if f := t.trace.LateReadComplete; f != nil {
+		f(k, 1)
+	}
 }
 
 // countNonceless counts a reader that did not say which life it read. While only
 // one is exported it must be that one; of several any guess could free blocks
 // under a reader, so the leases run out instead. Before export nobody can have
-// read: a message that comes then is of an earlier life of the id, unless the
-// life has no nonce to show, when it waits for the grant.
+// read: a message that comes then is of an earlier life of the id.
 func (t *Table) countNonceless(at int64, newest int32, sender string, n int) {
-	exported, waiting := int32(none), int32(none)
+	exported := int32(none)
 	for i := newest; i != none; i = t.cold[i].older {
-		switch c := &t.cold[i]; {
-		case t.exported(c) || injected&faultM6 != 0:
+		if t.exported(&t.cold[i]) || injected&faultM6 != 0 {
 			if exported != none {
 				t.stats.RefusedReadCompletes++
 				return
 			}
 			exported = i
-		case !t.hasSlot(i):
-			waiting = i
 		}
 	}
-	switch {
-	case exported != none:
-		if t.hasSlot(exported) {
-			t.stats.NoncelessReadCompletes++
-		}
-		if injected&faultM6 != 0 {
-			t.cold[exported].proven = true
-		}
-		t.count(at, exported, sender, n)
-	case waiting != none:
-		t.count(at, waiting, sender, n)
-	default:
+	if exported == none {
 		t.stats.RefusedReadCompletes++
+		return
 	}
+	if t.hasSlot(exported) {
+		t.stats.NoncelessReadCompletes++
+	}
+	if injected&faultM6 != 0 {
+		t.cold[exported].proven = true
+	}
+	t.count(at, exported, sender, n)
 }
 
 func (t *Table) hasSlot(i int32) bool { return int(i) < t.slots.Len() }

@@ -176,19 +176,6 @@ func TestAnEarlyReadCompleteCounts(t *testing.T) {
 		require.Len(t, r.ends(), 1, "ended once")
 		require.Empty(t, r.spent)
 	})
-	t.Run("without a slot", func(t *testing.T) {
-		r := newRank(t, 0)
-		r.notify(t0, "D", "R:1")
-		r.admit("R", 11, NoSlot)
-		require.Empty(t, r.ends(), "nothing is reported before export")
-		r.grant(at(1), "R", 11, 30)
-		require.Equal(t, []Ended{{"R", 11, ReasonRead}}, r.ends())
-		r.admit("S", 12, NoSlot)
-		r.notify(t0, "D", "S:1")
-		require.Empty(t, r.ends())
-		r.grant(at(1), "S", 12, 30)
-		require.Equal(t, []Ended{{"S", 12, ReasonRead}}, r.ends())
-	})
 	t.Run("of two readers", func(t *testing.T) {
 		r := newRank(t, 1)
 		r.notify(t0, "D0", "R:2:11")
@@ -200,6 +187,32 @@ func TestAnEarlyReadCompleteCounts(t *testing.T) {
 		r.notify(t0, "D1", "R:2:11")
 		require.Len(t, r.ends(), 1)
 	})
+}
+
+// "P ignores notifications for an earlier request with the same id", also where no nonce tells: before its grant nobody can have
+// read a life, so a message that comes then, or before the life, is of an earlier one.
+func TestALateReadCompleteDoesNotEndTheNextLifeOfItsId(t *testing.T) {
+	for name, slots := range map[string]int{"with a slot": 1, "without one": 0} {
+		t.Run(name, func(t *testing.T) {
+			var late []Key
+			r := newRank(t, slots, func(c *TableConfig) { c.Trace.LateReadComplete = func(k Key, _ int) { late = append(late, k) } })
+			slot := slots - 1
+			r.admit("R", 11, slot)
+			r.grant(t0, "R", 11, 30)
+			r.Reap(at(31))
+			require.Equal(t, []Ended{{"R", 11, ReasonExpired}}, r.ends())
+			r.notify(at(32), "D", "R:1") // between the lives
+			require.Equal(t, []Key{{"R", 0}}, late)
+			r.admit("R", 12, slot)
+			r.notify(at(33), "D", "R:1") // while the next one is prefilled
+			r.grant(at(34), "R", 12, 30)
+			require.Empty(t, r.ends(), "nobody has read it")
+			require.EqualValues(t, 1, r.Stats().DroppedReadCompletes)
+			require.EqualValues(t, 1, r.Stats().RefusedReadCompletes)
+			r.notify(at(35), "D", "R:1") // its own: from here on the wire cannot tell
+			require.Equal(t, []Ended{{"R", 12, ReasonRead}}, r.ends())
+		})
+	}
 }
 
 // cases.md 6: 100k bogus ids do not fill the memory; those of a minute ago are gone.

@@ -22,9 +22,8 @@ type TableTrace struct {
 	// see TableStats.RefusedReadCompletes.
 	StaleReadComplete func(sender string, k Key)
 	// LateReadComplete: so many senders said that they have read k, for which no
-	// lease was here, and none came for EarlyTTL. The nonce is 0 when they did
-	// not say it. A read-complete that can be read in two ways is given up as
-	// both.
+	// lease was here, and none came for EarlyTTL. Without a nonce, which is 0
+	// then, none is waited for.
 	LateReadComplete func(k Key, senders int)
 }
 

@@ -649,6 +649,11 @@ func (d *readerSim) step() {
 	}
 	d.checkHeartbeat(p)
 	for _, rel := range p.Release {
+		for _, q := range d.requests {
+			if key := (Key{rel.RemoteRequest, rel.Nonce}); q.life.key == key && !q.ended && !q.doomed && rel.Nonce != 0 {
+				violate("P5", "%s releases %v, which %q needs", d.name, key, q.id)
+			}
+		}
 		for _, r := range d.ranks {
 			for _, b := range r.reads {
 				if b.pull.Request == rel.Request && !b.zombie {
@@ -758,15 +763,6 @@ func (d *readerSim) run(i int) {
 			res.Failed = append(res.Failed, Failure{Request: f.Pull.Request, Cause: f.Cause, Message: f.Err.Error(), Quarantined: f.Quarantined})
 		default:
 			res.Received = append(res.Received, f.Pull.Request)
-		}
-		if f.Notify {
-			nonce := int64(0)
-			if f.Pull.Lease != nil {
-				nonce = f.Pull.Lease.Nonce
-			}
-			for _, to := range f.Ranks {
-				d.say(r, to, f.Pull.RemoteRequest, nonce)
-			}
 		}
 	}
 	r.results = append(r.results, res)
@@ -1001,6 +997,9 @@ func (w *world) settle() {
 			o.report(i)
 		}
 	}
+	for _, d := range w.readers {
+		d.step() // which forgets the peers
+	}
 	for i, r := range o.ranks {
 		if r.Len() != 0 || r.byID.used != 0 || len(r.spent) != 0 || slices.ContainsFunc(r.cells, func(c int64) bool { return c != 0 }) {
 			violate("P4", "rank %d is left with %d lives, spent %v, slots %v", i, r.Len(), r.spent, r.cells)
@@ -1022,8 +1021,8 @@ func (w *world) settle() {
 		if len(d.traced.open) != 0 {
 			violate("P4", "%s is left with fetches that started and did not end: %v", d.name, d.traced.open)
 		}
-		if len(d.free) != simLocal || len(d.sched.fetches) != 0 || len(d.sched.peers.byEngine) != 0 {
-			violate("P4", "%s is left with free blocks %v, %d fetches, %d peers", d.name, d.free, len(d.sched.fetches), len(d.sched.peers.byEngine))
+		if len(d.free) != simLocal || len(d.sched.fetches) != 0 || len(d.sched.peers.byPeer)+len(d.sched.peers.leases) != 0 {
+			violate("P4", "%s is left with free blocks %v, %d fetches, %d peers", d.name, d.free, len(d.sched.fetches), len(d.sched.peers.byPeer))
 		}
 		for _, r := range d.ranks {
 			if r.pulls.Len() != 0 || len(r.pulls.posted) != 0 {

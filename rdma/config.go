@@ -49,7 +49,7 @@ type WorkerConfig struct {
 	// lease to verify. The worker neither publishes nor withdraws anything; see Worker.Reply.
 	Directory Directory
 
-	HandshakeTimeout time.Duration // for one peer, all ranks; 0: 5 s
+	HandshakeTimeout time.Duration // for one peer, all ranks; 0: a third of Lease.Duration, 1 s to 5 s, so that a lease outlives one that hangs
 	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
 	CheckPoll        time.Duration // how long Step waits for slot READs it has just posted; 0: 200 µs
 
@@ -76,7 +76,8 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 		c.Lease = lease.DefaultConfig()
 	}
 	c.TPSize = cmp.Or(c.TPSize, 1)
-	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, 5*time.Second)
+	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, min(5*time.Second, max(time.Second, c.Lease.Duration/3)))
+	c.Lease.MaxNotification = cmp.Or(c.Lease.MaxNotification, lease.DefaultMaxNotification)
 	c.ReadTimeout = cmp.Or(c.ReadTimeout, time.Minute)
 	c.CheckPoll = cmp.Or(c.CheckPoll, 200*time.Microsecond)
 	c.MaxBytesPerPeer = cmp.Or(c.MaxBytesPerPeer, 1<<30)

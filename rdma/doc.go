@@ -23,10 +23,13 @@
 // # A peer
 //
 //	idle ── first use ──▶ connecting ── handshake ──▶ connected ── a READ or a notification fails ──▶ broken
-//	 ▲                        │ fails: back-off 0, 1, 2, 4 … 60 s                                        │
+//	 ▲                        │ fails: back-off 0, 1, 2, 4 … s, an interval at most                      │
 //	 └────────────────────────┴──────────────────────────────── no READ of ours is active any more ─────┘
 //
-// An engine is known by its id. Its address may change; another engine at its address is refused. One that is not used for
+// A peer is an engine at an address: a wrong or old address harms only the requests that name it. Another engine at the address is
+// refused. Back-off, handshake and heartbeat fit together: heartbeats wait through a back-off, which is never longer than the time
+// between two of them, and start the next handshake when it is over; a handshake that hangs ends within a third of a lease. A new
+// request tries at once if the last failure is a second old. A peer that is not used for
 // lease.Config.EngineTTL is forgotten, with its connection, its lists and its metadata, and connected to anew by the next use.
 // NIXL knows an agent by the name in its metadata: of two engines with one name there, the last to be connected has it, and the
 // other is connected to anew by its next use.

@@ -189,6 +189,9 @@ func Example_engine() {
 			log.Fatal(err)
 		}
 		run(d, now, request)
+		if err := d.Step(now); err != nil { // the next pass tells P
+			log.Fatal(err)
+		}
 		run(p, now, request)
 	}
 	// Output:

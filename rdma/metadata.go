@@ -3,9 +3,11 @@ package rdma
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tinylib/msgp/msgp"
 
+	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/nixl"
 )
 
@@ -38,6 +40,8 @@ type Metadata struct {
 	SlotsBase      uint64 // address of lease slot 0 in DRAM, device 0; 0 when the owner has no slots
 	SlotsCount     int    // number of int64 lease slots
 	SlotHeartbeats bool   // the owner takes heartbeats by slot and nonce
+
+	LeaseDuration time.Duration // of the owner's leases that nobody renews; 0: not stated
 }
 
 // required lists the keys without which a reader of vLLM 0.32 and 0.33 refuses metadata, in wire order.
@@ -50,6 +54,7 @@ const (
 	keySlotsBase      = "lease_slots_base_addr"
 	keySlotsCount     = "lease_slots_count"
 	keySlotHeartbeats = "lease_slot_heartbeats"
+	keyLeaseDuration  = "lease_duration" // seconds
 
 	maxRegions = 1 << 16 // more is a malformed reply, not a model
 )
@@ -62,11 +67,14 @@ var (
 )
 
 // appendMetadata appends m as vLLM encodes it: a msgpack map with all 21 keys in declaration order, then the lease
-// keys if the owner has slots.
+// keys.
 func appendMetadata(b []byte, m *Metadata) []byte {
 	n := uint32(21)
 	if m.SlotsCount > 0 {
 		n += 3
+	}
+	if m.LeaseDuration > 0 {
+		n++
 	}
 	b = msgp.AppendMapHeader(b, n)
 	b = msgp.AppendString(msgp.AppendString(b, "engine_id"), m.Engine)
@@ -97,6 +105,9 @@ func appendMetadata(b []byte, m *Metadata) []byte {
 		b = msgp.AppendUint64(msgp.AppendString(b, keySlotsBase), m.SlotsBase)
 		b = appendInt(msgp.AppendString(b, keySlotsCount), m.SlotsCount)
 		b = msgp.AppendBool(msgp.AppendString(b, keySlotHeartbeats), m.SlotHeartbeats)
+	}
+	if m.LeaseDuration > 0 {
+		b = msgp.AppendFloat64(msgp.AppendString(b, keyLeaseDuration), m.LeaseDuration.Seconds())
 	}
 	return b
 }
@@ -185,6 +196,8 @@ func parseMetadata(b []byte) (*Metadata, error) {
 			m.SlotsCount, rest, err = readInt(b)
 		case keySlotHeartbeats:
 			m.SlotHeartbeats, rest, err = msgp.ReadBoolBytes(b)
+		case keyLeaseDuration:
+			m.LeaseDuration, rest, err = readSeconds(b)
 		default:
 			return msgp.Skip(b)
 		}
@@ -313,6 +326,18 @@ func readInt(b []byte) (int, []byte, error) {
 		err = fmt.Errorf("%d is out of range", v)
 	}
 	return int(v), rest, err
+}
+
+// readSeconds reads a duration of up to lease.MaxTTL in seconds.
+func readSeconds(b []byte) (time.Duration, []byte, error) {
+	v, rest, err := msgp.ReadFloat64Bytes(b)
+	if err == nil && !(v >= 0 && v <= lease.MaxTTL.Seconds()) {
+		err = fmt.Errorf("%v s is out of range", v)
+	}
+	if err != nil {
+		return 0, nil, err
+	}
+	return time.Duration(v * float64(time.Second)), rest, nil
 }
 
 func readArray[T any](b []byte, element func([]byte) (T, []byte, error)) ([]T, []byte, error) {

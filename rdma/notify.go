@@ -17,19 +17,21 @@ func (w *Worker) beat(h lease.Heartbeat, now time.Time, res *lease.Result) {
 // may be held for somebody who can read it, and one that nobody reads is let go of.
 func (w *Worker) told(info lease.Peer, now time.Time) *peer {
 	p := w.peer(info)
-	if !p.tell && !w.connect(p, now) && p.unfit() {
+	if !p.tell && !w.connect(p, now, false) && p.unfit() {
 		p = w.teller(info)
 	}
 	return p
 }
 
 func (w *Worker) tellBeats(p *peer, targets []lease.Target, now time.Time, res *lease.Result) {
-	switch {
-	case !w.connect(p, now):
+	if !w.connect(p, now, false) {
 		res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
-	case p.state != connected:
-		p.beats = targets // the newest list is the whole list
-	default:
+	}
+	switch p.state {
+	case idle, connecting, broken:
+		p.beats, p.beatsAt = targets, now // the newest list is the whole list
+		w.unwell = true
+	case connected:
 		w.sendBeats(p, targets, res)
 	}
 }
@@ -83,18 +85,18 @@ func (w *Worker) sendAll(r remoteRank, targets []lease.Target, encode appendBeat
 	return nil
 }
 
-// release tells the owner that a request will not be read (any more). A lease that was held is let go of on every rank of the
+// release tells the owner that no request of this engine needs a lease any more. A lease that was held is let go of on every rank of the
 // owner, by one rank of this engine.
 func (w *Worker) release(r lease.Release, now time.Time, res *lease.Result) {
 	if r.All && w.cfg.Rank > 0 && !w.cfg.HoldOnly {
 		res.Released = append(res.Released, r.Request)
 		return
 	}
-	p := w.peers[r.Peer.Engine]
+	p := w.peers[r.Peer]
 	switch {
 	case !r.All:
 		p = w.told(r.Peer, now)
-	case p == nil || p.info != r.Peer || !p.whole():
+	case p == nil || !p.whole():
 		p = w.teller(r.Peer)
 	}
 	w.tellRelease(p, r, now, res)
@@ -107,7 +109,7 @@ func (p *peer) whole() bool {
 
 func (w *Worker) tellRelease(p *peer, r lease.Release, now time.Time, res *lease.Result) {
 	switch {
-	case !w.connect(p, now):
+	case !w.connect(p, now, true):
 		w.quiet.Warn("could not release a lease, it will run out", r.Peer.Engine, "remote_request", r.RemoteRequest, "error", p.err)
 		res.Released = append(res.Released, r.Request)
 	case p.state != connected:

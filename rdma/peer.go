@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"bytes"
 	"container/list"
 	"context"
 	"errors"
@@ -12,10 +13,10 @@ import (
 	"github.com/nixlgo/nixlgo/nixl"
 )
 
-// peer is an engine that this rank reads from, or tells something. Step owns it; a handshake works on its own goroutine and
-// hands over a finished handshake value.
+// peer is an engine at an address, that this rank reads from, or tells something. Step owns it; a handshake works on its own
+// goroutine and hands over a finished handshake value.
 type peer struct {
-	home  map[string]*peer // where Worker knows it: peers or tellers
+	home  map[lease.Peer]*peer // where Worker knows it: peers or tellers
 	info  lease.Peer
 	tell  bool // connected to every rank of any shape, for notifications alone
 	state peerState
@@ -25,19 +26,24 @@ type peer struct {
 	listed  *listing // what it was connected with, if that came from the directory
 	unwatch func()   // ends the watch over that
 
-	clock lease.ClockOffset // of its side channel, for the deadlines that it names
+	clock    lease.ClockOffset // of its side channel, for the deadlines that it names
+	sampling bool              // that is being asked for again
+	interval time.Duration     // between two heartbeats
 
 	err      error                               // why the last handshake failed
 	shaken   func(took time.Duration, err error) // Trace's, of the handshake under way
 	since    time.Time                           // when that began, if shaken is set
 	failures int                                 // handshakes failed, or connections lost before anything was read, in a row
 	proved   bool                                // something was read over this connection
-	retryAt  time.Time                           // no handshake before
+	lost     bool                                // a transfer or a notification failed: why it is broken
+	failedAt time.Time                           // when the last of those did
+	retryAt  time.Time                           // no handshake before, but for a new request
 
 	pulls list.List // *pull: those that wait for the handshake, or for others to end, in order of arrival
 
-	// What waits for the handshake besides.
+	// What waits for the handshake besides. The heartbeats wait through failed ones as well.
 	beats    []lease.Target
+	beatsAt  time.Time // when they were planned
 	releases []lease.Release
 
 	active  int   // posted transfers that are not terminal yet
@@ -70,23 +76,27 @@ func (r *remoteRank) source() bool { return r.remoteList != nil }
 
 // handshake is the outcome of one background handshake.
 type handshake struct {
-	peer   *peer
-	ranks  []remoteRank
-	listed *listing
-	clock  lease.ClockOffset
-	took   time.Duration
-	err    error
+	peer    *peer
+	ranks   []remoteRank
+	loading bool // it is among those of Worker.loading
+	listed  *listing
+	clock   lease.ClockOffset
+	took    time.Duration
+	err     error
 }
 
 const maxBackoff = 60 * time.Second
 
-// backoff is 0, 1, 2, 4 … 60 s after 1, 2, 3, 4 … failures.
-func backoff(failures int) time.Duration {
-	if failures < 2 {
+// backoff is 0, 1, 2, 4 … 60 s after 1, 2, 3, 4 … failures, and never longer than a heartbeat interval: a lease may be at stake.
+func (p *peer) backoff() time.Duration {
+	if p.failures < 2 {
 		return 0
 	}
-	return min(maxBackoff, time.Second<<min(failures-2, 6))
+	return min(maxBackoff, p.interval, time.Second<<min(p.failures-2, 6))
 }
+
+// freshFor is how long the error of a failed handshake answers for new requests. An older one is tried again for them.
+func (p *peer) freshFor() time.Duration { return min(time.Second, p.interval) }
 
 // peer returns the record of an engine as one to read from.
 func (w *Worker) peer(info lease.Peer) *peer { return w.record(w.peers, info, w.cfg.HoldOnly) }
@@ -100,26 +110,21 @@ func (w *Worker) teller(info lease.Peer) *peer {
 	return w.record(w.tellers, info, true)
 }
 
-// record returns the record of an engine, a new one if it is not known. An engine that moved is connected to anew.
-func (w *Worker) record(home map[string]*peer, info lease.Peer, tell bool) *peer {
-	p := home[info.Engine]
+// record returns the record of an engine at an address, a new one if it is not known.
+func (w *Worker) record(home map[lease.Peer]*peer, info lease.Peer, tell bool) *peer {
+	p := home[info]
 	if p == nil {
-		p = &peer{home: home, info: info, tell: tell}
-		home[info.Engine] = p
+		p = &peer{home: home, info: info, tell: tell, interval: w.cfg.Lease.Interval()}
+		home[info] = p
 		w.unwell = true
 	}
 	p.used = w.now
-	if p.info != info && p.state != connecting {
-		w.broke(p, fmt.Errorf("its address changed from %s:%d to %s:%d", p.info.Host, p.info.Port, info.Host, info.Port))
-		p.info = info
-		p.failures, p.retryAt = 0, time.Time{} // were those of the old address
-	}
 	return p
 }
 
 // everyone calls yield for every record.
 func (w *Worker) everyone(yield func(*peer) bool) {
-	for _, home := range []map[string]*peer{w.peers, w.tellers} {
+	for _, home := range []map[lease.Peer]*peer{w.peers, w.tellers} {
 		for _, p := range home {
 			if !yield(p) {
 				return
@@ -128,29 +133,18 @@ func (w *Worker) everyone(yield func(*peer) bool) {
 	}
 }
 
-// other is the other record of p's engine, nil if there is none.
-func (w *Worker) other(p *peer) *peer {
-	if !p.tell {
-		return w.tellers[p.info.Engine]
-	}
-	if o := w.peers[p.info.Engine]; o != p {
-		return o
-	}
-	return nil
-}
-
 // unfit reports whether the engine answered, and cannot be read from for what it is.
 func (p *peer) unfit() bool {
 	return p.state != connected && (errors.Is(p.err, errShape) || errors.Is(p.err, ErrCompatibility))
 }
 
 // connect starts a handshake unless one is under way, done, or not due again yet. It reports whether p may become usable;
-// if not, p.err says why.
-func (w *Worker) connect(p *peer, now time.Time) bool {
+// if not, p.err says why. What failed for others a second ago is tried again for a new request.
+func (w *Worker) connect(p *peer, now time.Time, fresh bool) bool {
 	switch {
 	case p.state != idle:
 		return true
-	case now.Before(p.retryAt):
+	case now.Before(p.retryAt) && !(fresh && now.Sub(p.failedAt) >= p.freshFor()):
 		return false
 	}
 	ranks, err := w.ranksOf(p.info, p.tell)
@@ -162,11 +156,10 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 	if f := w.cfg.Trace.Handshake; f != nil {
 		p.shaken, p.since = f(p.info), time.Now()
 	}
-	info := p.info
+	info, start := p.info, time.Now()
 	w.background.Go(func() {
-		start := time.Now()
 		h := handshake{peer: p}
-		h.err = w.shake(&h, info, ranks)
+		h.err = w.shake(&h, info, ranks, stepClock{now, start})
 		h.took = time.Since(start)
 		select {
 		case w.handshakes <- h:
@@ -177,18 +170,30 @@ func (w *Worker) connect(p *peer, now time.Time) bool {
 	return true
 }
 
+// stepClock is the clock of the engine's steps, for what happens beside them: one moment on it and on this process's.
+type stepClock struct{ step, process time.Time }
+
+// at is a moment of this process's clock on that of the steps.
+func (c stepClock) at(t time.Time) time.Time { return c.step.Add(t.Sub(c.process)) }
+
+// sampled takes the clock of an owner from its reply.
+func (c stepClock) sampled(r *Reply, o *lease.ClockOffset) error {
+	return o.Add(c.at(r.sent), c.at(r.received), r.Clock)
+}
+
 // shake asks for the ranks of an owner, in the directory first, checks every answer, and loads what NIXL needs to read from
 // them. What it has loaded is in h, also if it fails.
-func (w *Worker) shake(h *handshake, info lease.Peer, shares []share) error {
+func (w *Worker) shake(h *handshake, info lease.Peer, shares []share, clock stepClock) error {
 	ctx, cancel := context.WithTimeout(w.ctx, w.cfg.HandshakeTimeout)
 	defer cancel()
 	replies, err := w.replies(ctx, h, info, shares)
 	if err != nil {
 		return err
 	}
+	w.startLoading(h)
 	for i, reply := range replies {
 		if h.listed == nil { // a directory tells no time
-			if err := h.clock.Add(reply.sent, reply.received, reply.Clock); err != nil {
+			if err := clock.sampled(reply, &h.clock); err != nil {
 				return err
 			}
 		}
@@ -226,7 +231,7 @@ func (w *Worker) replies(ctx context.Context, h *handshake, info lease.Peer, sha
 			return h.listed.parse(info.Engine, want)
 		}
 	}
-	replies, err := ask(ctx, info.Host, info.Port, ids, want)
+	replies, err := w.ask(ctx, info, ids, want)
 	if err != nil && missing != nil {
 		err = fmt.Errorf("%w; %w", err, missing)
 	}
@@ -302,6 +307,7 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 		case h := <-w.handshakes:
 			p := h.peer
 			w.moved = now
+			w.endLoading(&h)
 			p.endHandshake(h.took, h.err)
 			if h.err != nil {
 				p.state, w.unwell = idle, true
@@ -310,17 +316,23 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 				}
 				w.connectFailed(p, now, h.err)
 				w.failWaiting(p, now, res)
+				if len(p.beats) > 0 {
+					res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
+				}
 				continue
 			}
 			w.stats.HandshakeTime.Observe(h.took.Seconds(), postSeconds[1:])
 			p.state, p.ranks, p.clock, p.proved, p.err = connected, h.ranks, h.clock, false, nil
+			p.interval = w.intervalOf(p)
 			w.displace(p)
 			if p.listed = h.listed; p.listed != nil {
 				w.watch(p)
 			}
 			w.log.Info("connected", "peer", p.info.Engine, "agent", h.ranks[0].agent, "took", h.took)
-			res.Connected = append(res.Connected, p.info.Engine)
-			w.flush(p, now, res)
+			res.Connected = append(res.Connected, lease.Connection{Peer: p.info, Duration: p.duration()})
+			if p.state == connected {
+				w.flush(p, now, res)
+			}
 		default:
 			return
 		}
@@ -337,25 +349,25 @@ func (p *peer) endHandshake(took time.Duration, err error) {
 
 func (w *Worker) connectFailed(p *peer, now time.Time, err error) {
 	p.failures++
-	p.err = err
-	p.retryAt = now.Add(backoff(p.failures))
+	p.err, p.failedAt = err, now
+	p.retryAt = now.Add(p.backoff())
 	cause := HandshakeCauseOf(err)
 	w.stats.HandshakesFailed[cause]++
 	w.quiet.Warn("handshake failed", p.info.Engine, "cause", cause, "host", p.info.Host, "port", p.info.Port, "failures", p.failures, "error", err)
 }
 
 // failWaiting ends what waited for a handshake that will not come: pulls fail with p.err, and releases are given up, for
-// the lease ends by itself. What is to be told to an owner that cannot be read from is told all the same.
+// the lease ends by itself. Heartbeats wait on. What is to be told to an owner that cannot be read from is told all the same.
 func (w *Worker) failWaiting(p *peer, now time.Time, res *lease.Result) {
 	for e := p.pulls.Front(); e != nil; e = p.pulls.Front() {
 		x := e.Value.(*pull)
 		w.forget(x)
 		w.refuse(x.Request, lease.CauseHandshake, p.err, res)
 	}
-	beats, releases := p.beats, p.releases
-	p.beats, p.releases = nil, nil
+	releases := p.releases
+	p.releases = nil
 	if !p.tell && p.unfit() {
-		if len(beats) > 0 {
+		if beats := p.takeBeats(now); len(beats) > 0 {
 			w.tellBeats(w.teller(p.info), beats, now, res)
 		}
 		for _, r := range releases {
@@ -366,16 +378,24 @@ func (w *Worker) failWaiting(p *peer, now time.Time, res *lease.Result) {
 	for _, r := range releases {
 		res.Released = append(res.Released, r.Request)
 	}
-	if len(beats) > 0 {
-		res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
+}
+
+// takeBeats returns the heartbeats that wait, which do no more. A list that no plan has renewed in two intervals is of requests
+// that have ended.
+func (p *peer) takeBeats(now time.Time) []lease.Target {
+	beats := p.beats
+	p.beats = nil
+	if now.Sub(p.beatsAt) > 2*p.interval {
+		return nil
 	}
+	return beats
 }
 
 // flush sends what waited for the handshake with p: heartbeats first, for they keep the leases that the reads need.
 func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
-	beats, releases := p.beats, p.releases
-	p.beats, p.releases = nil, nil
-	if len(beats) > 0 {
+	releases := p.releases
+	p.releases = nil
+	if beats := p.takeBeats(now); len(beats) > 0 {
 		w.sendBeats(p, beats, res)
 	}
 	for _, r := range releases {
@@ -388,28 +408,62 @@ func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
 // when no transfer is active any more: NIXL would report them as failed while their bytes still land.
 func (w *Worker) broke(p *peer, err error) {
 	if p.state == connected {
-		p.state = broken
+		p.state, p.lost, p.err = broken, true, err
 		w.unwell = true
-		p.err = err
 		if !p.proved { // else an owner that answers handshakes but no READ would be asked in every step
 			p.failures++
-			p.retryAt = w.now.Add(backoff(p.failures))
+			p.failedAt, p.retryAt = w.now, w.now.Add(p.backoff())
 		}
 		w.quiet.Warn("lost a peer", p.info.Engine, "error", err)
 		// NIXL connects an agent anew only after it was forgotten, which it is when no connection uses it.
-		if o := w.other(p); o != nil && p.joins(o) {
-			w.broke(o, err)
+		for o := range w.everyone {
+			if o != p && p.joins(o) {
+				w.broke(o, err)
+			}
 		}
 	}
 }
 
-// displace breaks the connections of other engines to agents of the names that p's have: what was loaded for p is in their place.
+// displace settles whose the agents are that p was just connected with. Others that answered with the same are that engine too,
+// by another address or to be told things only; if they are broken, so is p. Those that answered with other metadata under the
+// name have lost it: what was loaded for p is in their place.
 func (w *Worker) displace(p *peer) {
 	for o := range w.everyone {
-		if o.info.Engine != p.info.Engine && p.joins(o) {
-			w.broke(o, fmt.Errorf("engine %q answers with a NIXL agent of the same name", p.info.Engine))
+		switch {
+		case o == p || !p.joins(o):
+		case o.info.Engine != p.info.Engine || !p.same(o):
+			w.broke(o, fmt.Errorf("engine %q at %s:%d answers with a NIXL agent of the same name", p.info.Engine, p.info.Host, p.info.Port))
+		case o.lost:
+			w.broke(p, o.err)
 		}
 	}
+}
+
+// same reports whether the agents that p and o have in common are the same by their metadata.
+func (p *peer) same(o *peer) bool {
+	for _, r := range p.ranks {
+		for _, q := range o.ranks {
+			if r.agent == q.agent && !bytes.Equal(r.meta.Agent, q.meta.Agent) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// duration is how long leases of a connected p last, by what its ranks say; 0: not known.
+func (p *peer) duration() (d time.Duration) {
+	for _, r := range p.ranks {
+		if own := r.meta.LeaseDuration; own > 0 && (d == 0 || own < d) {
+			d = own
+		}
+	}
+	return d
+}
+
+// intervalOf is the time between two heartbeats to a connected p, as the scheduler keeps it.
+func (w *Worker) intervalOf(p *peer) time.Duration {
+	return lease.HeartbeatInterval(w.cfg.Lease.Duration, p.duration())
 }
 
 // joins reports whether an agent of p is one of o, too.
@@ -429,23 +483,25 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 	}
 	w.unwell = false
 	for p := range w.everyone {
-		if p.state == broken && w.severable(p) {
-			w.disconnect(p)
-			p.state = idle
+		if p.state == broken && w.sever(p) {
+			p.state, p.lost = idle, false
 			if e := p.pulls.Front(); e != nil {
 				e.Value.(*pull).plan = nil // it names the ranks
 			}
 		}
 	}
 	for p := range w.everyone { // only now: the two connections of an engine share its agents
-		waiting := p.pulls.Len()+len(p.releases)+len(p.beats) > 0
+		if p.state == idle && len(p.beats) > 0 && now.Sub(p.beatsAt) > 2*p.interval {
+			p.beats = nil
+		}
+		waiting := p.pulls.Len()+len(p.releases) > 0 || len(p.beats) > 0 && now.Sub(p.failedAt) >= p.freshFor()
 		switch {
 		case p.state == idle && waiting:
-			if !w.connect(p, now) {
+			if !w.connect(p, now, false) {
 				w.failWaiting(p, now, res)
 			}
 		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)):
-			delete(p.home, p.info.Engine)
+			delete(p.home, p.info)
 			continue
 		}
 		w.unwell = w.unwell || p.state == idle || p.state == broken
@@ -464,31 +520,64 @@ func (w *Worker) evict(now time.Time) {
 		if p.state != connected {
 			continue
 		}
-		if !w.severable(p) || p.pulls.Len() > 0 {
-			p.used = now
-		}
 		if due := p.used.Add(ttl); now.Before(due) {
 			if due.Before(w.evictAt) {
 				w.evictAt = due
 			}
 			continue
 		}
-		w.disconnect(p)
-		delete(p.home, p.info.Engine)
+		if p.pulls.Len() > 0 || !w.sever(p) {
+			p.used = now
+			continue
+		}
+		delete(p.home, p.info)
 		w.stats.PeersEvicted++
 		w.log.Info("forgot an idle engine", "peer", p.info.Engine, "idle", now.Sub(p.used))
 	}
 }
 
-// severable reports whether the connection can be ended now: no transfer is active, no handshake is loading the same agents, and
-// a broken connection with the same agents can be ended as well.
-func (w *Worker) severable(p *peer) bool {
-	o := w.other(p)
-	return p.active == 0 && (o == nil || o.state != connecting && (o.state != broken || o.active == 0))
+// startLoading says that a handshake is about to load agents of its engine.
+func (w *Worker) startLoading(h *handshake) {
+	w.loadMu.Lock()
+	defer w.loadMu.Unlock()
+	h.loading = true
+	w.loading[h.peer.info.Engine]++
 }
 
-// disconnect ends the connection of a severable peer and lets go of what was loaded for it, but for agents that another connection
-// uses.
+// endLoading says that what a handshake has loaded is in the hands of the step.
+func (w *Worker) endLoading(h *handshake) {
+	if !h.loading {
+		return
+	}
+	w.loadMu.Lock()
+	defer w.loadMu.Unlock()
+	engine := h.peer.info.Engine
+	if w.loading[engine]--; w.loading[engine] == 0 {
+		delete(w.loading, engine)
+	}
+}
+
+// sever ends the connection of p if it can be ended now: no transfer is active, no handshake is loading agents of the engine, and
+// a broken connection with the same agents can be ended as well.
+func (w *Worker) sever(p *peer) bool {
+	if p.active > 0 {
+		return false
+	}
+	for o := range w.everyone {
+		if o != p && o.state == broken && o.active > 0 && p.joins(o) {
+			return false
+		}
+	}
+	w.loadMu.Lock()
+	defer w.loadMu.Unlock()
+	if w.loading[p.info.Engine] > 0 {
+		return false
+	}
+	w.disconnect(p)
+	return true
+}
+
+// disconnect lets go of what was loaded for p, but for agents that another connection uses.
 func (w *Worker) disconnect(p *peer) {
 	ranks := p.ranks
 	p.ranks, p.listed = nil, nil

@@ -24,6 +24,7 @@ type pull struct {
 	reading  int           // of those READs, posted and not terminal yet
 	started  bool          // its READs are posted, lease.Pulls has it
 	ended    bool          // reported as failed or given up; kept while a READ of it is active
+	orphan   bool          // of a scheduler that is gone
 	err      error         // the first failure of its READs
 	traced   func(error)   // Trace's, of the READs or of the check under way
 }
@@ -73,7 +74,7 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 		return
 	}
 	x := &pull{Pull: in, peer: w.peer(in.Peer), deadline: now.Add(w.cfg.ReadTimeout)}
-	if !w.connect(x.peer, now) {
+	if !w.connect(x.peer, now, true) {
 		w.refuse(in.Request, lease.CauseHandshake, x.peer.err, res)
 		return
 	}
@@ -268,6 +269,8 @@ func readError(err error) error {
 // verifiable reports whether the owner rank has the slot that x names.
 func (x *pull) verifiable(m *Metadata) error {
 	switch {
+	case x.MustOffer && m.SlotsCount > 0:
+		return fmt.Errorf("engine %q offers lease slots, and kv_transfer_params carry no lease: a router dropped it, or the owner had no free slot", m.Engine)
 	case !x.Verify:
 		return nil
 	case m.SlotsCount == 0:
@@ -407,7 +410,7 @@ func (w *Worker) settled(t *transfer) bool {
 // checked hands the end of a slot READ to lease.Pulls.
 func (w *Worker) checked(b lease.CheckBatch, cells []int64, err error) {
 	if err := w.pulls.Checked(b, cells, err); err != nil {
-		w.log.Error("end of a slot READ", "peer", b.Engine, "peer_rank", b.Rank, "error", err)
+		w.log.Error("end of a slot READ", "peer", b.Peer.Engine, "peer_rank", b.Rank, "error", err)
 	}
 }
 
@@ -416,7 +419,7 @@ func (w *Worker) verify() {
 	batches := w.pulls.NextChecks()
 	for _, b := range batches {
 		if w.cfg.Trace.BeforeCheck != nil {
-			w.cfg.Trace.BeforeCheck(b.Engine, b.Rank, len(b.Slots))
+			w.cfg.Trace.BeforeCheck(b.Peer.Engine, b.Rank, len(b.Slots))
 		}
 		if err := w.check(b); err != nil {
 			w.checked(b, nil, err)
@@ -435,7 +438,7 @@ func (w *Worker) verify() {
 
 // check posts the slot READ of one batch. Each slot is a descriptor of its own, 8 bytes: a longer READ can tear a nonce.
 func (w *Worker) check(b lease.CheckBatch) error {
-	p := w.peers[b.Engine]
+	p := w.peers[b.Peer]
 	if p == nil || p.state != connected {
 		err := errors.New("the owner was lost before the lease could be checked")
 		if p != nil && p.err != nil {
@@ -489,7 +492,7 @@ func (t *transfer) prepare(f Fabric, agent string, local, remote []nixl.Desc) (e
 	return err
 }
 
-// finish reports the pulls that reached their verdict. Only a received one is told to the owner.
+// finish reports the pulls that reached their verdict.
 func (w *Worker) finish(res *lease.Result) {
 	w.finished = w.pulls.Finished(w.finished[:0])
 	for _, f := range w.finished {
@@ -504,6 +507,8 @@ func (w *Worker) finish(res *lease.Result) {
 			delete(w.reads, id)
 		}
 		switch {
+		case x.orphan: // nobody waits for it
+			continue
 		case f.Settled:
 			res.Settled = append(res.Settled, id)
 			continue
@@ -517,13 +522,6 @@ func (w *Worker) finish(res *lease.Result) {
 			w.stats.Unverified++
 		}
 		res.Received = append(res.Received, id)
-		if f.Notify {
-			var nonce int64
-			if x.Lease != nil {
-				nonce = x.Lease.Nonce
-			}
-			w.complete(x.peer, x.RemoteRequest, nonce)
-		}
 	}
 	clear(w.finished)
 }

@@ -141,6 +141,12 @@ func (p *pairOf) pull(tp int) lease.Pull {
 		Peer: lease.Peer{Engine: "owner of " + p.s.Name, Host: "127.0.0.1", Port: p.side.Port(), TPSize: tp, PPSize: 1, DCPSize: 1}}
 }
 
+// told is what the scheduler plans when every rank has read that.
+func (p *pairOf) told(tp int) lease.Plan {
+	r := p.pull(tp)
+	return lease.Plan{Release: []lease.Release{{Request: r.Request, Peer: r.Peer, RemoteRequest: r.RemoteRequest}}}
+}
+
 // step steps reader rank 0 until done.
 func (p *pairOf) step(plan lease.Plan, done func(lease.Result) bool) {
 	p.t.Helper()
@@ -171,6 +177,7 @@ func TestEveryRankOfAReplicatedOwnerIsToldByTheOwnersID(t *testing.T) {
 		require.Empty(t, res.Failed)
 		return slices.Contains(res.Received, "decode-req-AAAA")
 	})
+	p.step(p.told(4), func(lease.Result) bool { return true })
 	st, err := p.readers[0].Stats()
 	require.NoError(t, err)
 	require.EqualValues(t, 1, st.Reads)
@@ -196,6 +203,9 @@ func TestRequestWaitsForTheReadFromEveryRank(t *testing.T) {
 	p.stepOwners()
 	require.Empty(t, p.taps[0].said)
 	p.step(lease.Plan{}, func(res lease.Result) bool { return slices.Contains(res.Received, "decode-req-AAAA") })
+	p.stepOwners()
+	require.Empty(t, p.taps[0].said, "the scheduler says when")
+	p.step(p.told(4), func(lease.Result) bool { return true })
 	p.stepOwners()
 	require.Len(t, p.taps[0].said, 1)
 	require.Len(t, p.taps[1].said, 1)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"sync"
 	"time"
 	"unsafe"
@@ -33,6 +34,9 @@ type Worker struct {
 	listsMu sync.Mutex
 	lists   map[string]List // own blocks, by the way they are cut
 
+	loadMu  sync.Mutex
+	loading map[string]int // handshakes that load agents, by engine
+
 	ctx        context.Context
 	cancel     context.CancelFunc
 	background sync.WaitGroup
@@ -40,6 +44,7 @@ type Worker struct {
 	closeErr   error
 	handshakes chan handshake
 	outdated   chan *listing
+	samples    chan clockSample
 
 	mu       sync.Mutex // held by Step and Close
 	closed   bool
@@ -47,13 +52,16 @@ type Worker struct {
 	moved    time.Time // of the last step in which a READ or a handshake began or ended
 	table    *lease.Table
 	pulls    *lease.Pulls
-	peers    map[string]*peer // to read from, by engine
-	tellers  map[string]*peer // to be told things only
-	evictAt  time.Time        // no engine has to be forgotten before
-	unwell   bool             // there may be peers that are idle or broken
-	reads    map[string]*pull // by local request
-	overdue  time.Time        // no pull is overdue before
-	room     []*peer          // those whose first waiting pull may have room since another one left
+	peers    map[lease.Peer]*peer // to read from
+	tellers  map[lease.Peer]*peer // to be told things only
+	id       uint64               // of this life of the rank
+	serves   uint64               // the scheduler whose plans are carried out, 0 before the first
+	evictAt  time.Time            // no engine has to be forgotten before
+	sampleAt time.Time            // no clock has to be asked for before
+	unwell   bool                 // there may be peers that are idle or broken
+	reads    map[string]*pull     // by local request
+	overdue  time.Time            // no pull is overdue before
+	room     []*peer              // those whose first waiting pull may have room since another one left
 	active   []*transfer
 	settling []*transfer      // failed, and the fabric may still write for them
 	polled   []Read           // scratch of poll
@@ -75,8 +83,8 @@ func NewWorker(fabric Fabric, cfg WorkerConfig) (*Worker, error) {
 		return nil, errors.Join(err, fabric.Close())
 	}
 	w := &Worker{cfg: cfg, log: cfg.Logger.With("engine", cfg.Engine, "rank", cfg.Rank), meta: *cfg.metadata(), fabric: fabric,
-		cells: cellPool{fabric: fabric}, pulls: lease.NewPulls(), lists: map[string]List{}, peers: map[string]*peer{}, tellers: map[string]*peer{},
-		reads: map[string]*pull{}, handshakes: make(chan handshake), outdated: make(chan *listing)}
+		cells: cellPool{fabric: fabric}, pulls: lease.NewPulls(), lists: map[string]List{}, peers: map[lease.Peer]*peer{}, tellers: map[lease.Peer]*peer{},
+		reads: map[string]*pull{}, handshakes: make(chan handshake), outdated: make(chan *listing), samples: make(chan clockSample), loading: map[string]int{}, id: max(rand.Uint64(), 1)}
 	w.quiet = newQuiet(w.log)
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	if err := w.open(); err != nil {
@@ -89,12 +97,17 @@ func (w *Worker) open() (err error) {
 	var cells []int64
 	if n := w.cfg.Lease.Slots; n != lease.NoSlot {
 		slots, err := w.fabric.Alloc(n * 8)
-		if err != nil {
+		switch {
+		case err == nil:
+			w.meta.SlotsBase, w.meta.SlotsCount, w.meta.SlotHeartbeats = slots.Addr(), n, true
+			cells = int64s(slots)
+		case w.cfg.Lease.Verification == lease.VerifyNone:
+			w.log.Warn("no lease slots: readers that verify decline what this rank owns", "slots", n, "error", err)
+		default:
 			return fmt.Errorf("register %d lease slots in DRAM, without which no reader can verify: %w", n, err)
 		}
-		w.meta.SlotsBase, w.meta.SlotsCount, w.meta.SlotHeartbeats = slots.Addr(), n, true
-		cells = int64s(slots)
 	}
+	w.meta.LeaseDuration = w.cfg.Lease.Duration
 	w.table, err = lease.NewTable(lease.TableConfig{
 		Extension: w.cfg.Lease.Extension(), MaxLife: w.cfg.Lease.MaxLife, Slots: lease.NewSlots(cells),
 		MaxNotification: w.cfg.Lease.MaxNotification, Trace: w.cfg.Trace.Lease})
@@ -114,7 +127,7 @@ func int64s(m Memory) []int64 {
 	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(p))), len(p)/8)
 }
 
-// Metadata is what a reader of this rank learns in the handshake.
+// Metadata is what a reader of this rank learns in the handshake. Its SlotsCount is how many slots the rank has.
 func (w *Worker) Metadata() Metadata { return w.meta }
 
 // Step does everything that is due: it carries out plan, posts reads, sends heartbeats, handles what arrived, verifies
@@ -130,9 +143,16 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	}
 	w.stats.Steps++
 	w.now = now
-	err := w.hold(now, plan)
+	res.Worker, res.Scheduler = w.id, plan.Terms.Scheduler
+	err := w.accept(now, plan.Terms)
+	if err != nil {
+		w.refusePlan(plan, &res)
+		plan = lease.Plan{}
+	}
+	err = errors.Join(err, w.hold(now, plan, &res))
 	w.takeHandshakes(now, &res)
 	w.takeOutdated()
+	w.takeSamples()
 	for _, id := range plan.Cancel {
 		w.giveUp(id, &res)
 	}
@@ -153,19 +173,27 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	w.finish(&res)
 	w.heal(now, &res)
 	w.evict(now)
+	w.sampleClocks(now)
 	// Reaping comes last: a heartbeat that waited out a long forward pass has been handled above.
 	w.table.Reap(now)
 	res.Sent = w.table.Ended(res.Sent)
 	return res, err
 }
 
-// hold writes the nonces of newly admitted requests, installs deadlines, and ends aborted lives.
-func (w *Worker) hold(now time.Time, plan lease.Plan) (err error) {
+// hold writes the nonces of newly admitted requests, installs deadlines, and ends aborted lives. A life that cannot be is
+// reported as ended, so that the scheduler does not wait for it.
+func (w *Worker) hold(now time.Time, plan lease.Plan, res *lease.Result) (err error) {
 	for _, a := range plan.Admit {
-		err = errors.Join(err, w.table.Admit(now, a))
+		if e := w.table.Admit(now, a); e != nil {
+			err = errors.Join(err, e)
+			res.Sent = append(res.Sent, lease.Ended{Request: a.Request, Nonce: a.Nonce, Reason: lease.ReasonAborted})
+		}
 	}
 	for _, g := range plan.Grant {
-		err = errors.Join(err, w.table.Grant(now, g))
+		if e := w.table.Grant(now, g); e != nil {
+			err = errors.Join(err, e)
+			res.Sent = append(res.Sent, lease.Ended{Request: g.Request, Nonce: g.Nonce, Reason: lease.ReasonAborted})
+		}
 	}
 	for _, k := range plan.Abort {
 		err = errors.Join(err, w.table.Abort(now, k))
@@ -201,7 +229,7 @@ func (w *Worker) Stats() WorkerStats {
 	s := w.stats
 	s.Pulls = len(w.reads)
 	for p := range w.everyone {
-		if p.tell && w.other(p) != nil {
+		if o := w.peers[p.info]; o != nil && o != p {
 			continue // counted as one to read from
 		}
 		switch p.state {

@@ -94,6 +94,9 @@ func (e *engine) step() {
 	for _, s := range out.Settled {
 		e.settled[s.Request] = true
 	}
+	if len(out.Run) > 0 {
+		e.step() // which tells the owners
+	}
 }
 
 // until steps the engines in turn, on the real network but on the test's clock, until done.
@@ -339,7 +342,7 @@ func TestBadBlockIDsFailOneRequestOnly(t *testing.T) {
 		id := fmt.Sprint("bad-", i)
 		reader.pull(id, &p, 1)
 		until(t, "the failure", func() bool { return reader.failed[id].Err != nil }, reader)
-		require.ErrorIs(t, reader.failed[id].Err, lease.ErrInvalid)
+		require.ErrorIs(t, reader.failed[id].Err, lease.ErrMismatch)
 	}
 	require.Zero(t, reader.w.Stats().Reads)
 	reader.pull("local", good, 1)
@@ -533,7 +536,7 @@ func TestSixtyReadersComeAndGo(t *testing.T) {
 		reader := newEngine(t, &start, "reader-"+id)
 		reader.pull(id, owner.publish(id, 2), 1)
 		until(t, "the read", func() bool { return reader.ran[id] }, reader)
-		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner)
+		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner, reader)
 		require.NoError(t, reader.side.Close())
 		gone.Go(func() { reader.w.Close() }) // again by the end of the test, which looks at the error
 		if i == 4 {
@@ -555,11 +558,14 @@ func TestIdleEngineIsForgotten(t *testing.T) {
 		t.Helper()
 		reader.pull(id, owner.publish(id, 2), 1)
 		until(t, "the read", func() bool { return reader.ran[id] }, reader)
-		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner)
+		until(t, "the release", func() bool { return owner.freed[id] == lease.ReasonRead }, owner, reader)
 		require.True(t, reader.holds(0xA1, 1))
 	}
 	read("first")
-	agent := reader.w.peers["owner"].ranks[0].agent
+	var agent string
+	for p := range reader.w.everyone {
+		agent = p.ranks[0].agent
+	}
 	known := func() error { return reader.w.fabric.(*nixlFabric).CheckRemote(agent, nixl.DRAM, nil) }
 	require.NoError(t, known())
 	*now = now.Add(time.Hour - time.Second)

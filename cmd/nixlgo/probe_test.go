@@ -97,7 +97,7 @@ func TestProbeDescribesANode(t *testing.T) {
 	require.Len(t, r.Ranks, 1)
 	k := r.Ranks[0]
 	require.Equal(t, []any{2, 8, []int{4096, 4096}, 65536, []string{"DRAM"}}, []any{k.Regions, k.Blocks, k.BlockBytes, k.KVBytes, k.MemoryTypes})
-	require.Equal(t, 8, k.LeaseSlots)
+	require.Equal(t, 8+256, k.LeaseSlots, "blocks and max_num_seqs")
 	require.True(t, k.SlotHeartbeats)
 	require.NotEmpty(t, k.Agent)
 	require.Positive(t, k.RTTSeconds)

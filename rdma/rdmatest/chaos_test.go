@@ -279,10 +279,17 @@ func (x *chaos) reconnect() {
 	}
 }
 
-// stepAny steps one rank of one engine; the other ranks lag.
+// stepAny steps one rank of one engine; the other ranks lag, by four plans at most: an engine waits for its slowest rank.
 func (x *chaos) stepAny() {
 	h := x.pick(append(x.owners[:2:2], x.readers...))
 	i := x.rng.IntN(len(h.ranks))
+	if len(h.ranks[i].plans) == 0 {
+		for k, r := range h.ranks {
+			if len(r.plans) > 4 {
+				i = k
+			}
+		}
+	}
 	if len(h.ranks[i].plans) == 0 {
 		h.plan()
 	}

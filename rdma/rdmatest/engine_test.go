@@ -86,12 +86,17 @@ func newEngine(t testing.TB, net *rdmatest.Network, now *time.Time, name string,
 	return e
 }
 
-// step runs one step on every rank.
+// step runs one step on every rank, and another one when a request ran: that tells its owner.
 func (e *engine) step() {
 	e.t.Helper()
-	e.plan()
-	for i := range e.ranks {
-		e.run(i)
+	for ran := len(e.ran); ; ran = len(e.ran) {
+		e.plan()
+		for i := range e.ranks {
+			e.run(i)
+		}
+		if len(e.ran) == ran {
+			return
+		}
 	}
 }
 

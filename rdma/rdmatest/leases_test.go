@@ -38,7 +38,7 @@ func TestNodeListsItsLeases(t *testing.T) {
 		})
 	}
 	all.Wait()
-	last, err := owner.Publish(t.Context(), "last", []int{n, n + 1}, 2)
+	last, err := owner.Publish(t.Context(), "last", []int{n, n + 1}, 17)
 	require.NoError(t, err)
 	seen := map[string]nixlgo.Lease{}
 	require.Eventually(t, func() bool {

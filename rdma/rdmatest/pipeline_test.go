@@ -334,8 +334,8 @@ func TestPullThatCannotBeReadDoesNotBlockTheQueue(t *testing.T) {
 	}
 	d.reader.step()
 	require.Len(t, d.reader.failed, 2)
-	require.ErrorIs(t, failure(d.reader, "req-1"), lease.ErrInvalid)
-	require.ErrorIs(t, failure(d.reader, "req-2"), lease.ErrInvalid)
+	require.ErrorIs(t, failure(d.reader, "req-1"), lease.ErrMismatch)
+	require.ErrorIs(t, failure(d.reader, "req-2"), lease.ErrMismatch)
 	require.Equal(t, []int{0}, reading(d.reader))
 	deliver(t, d.reader, 0)
 	d.reader.step()

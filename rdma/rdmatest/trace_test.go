@@ -96,6 +96,7 @@ func TestATraceIsToldWhenAPartOfAPullBeginsAndEnds(t *testing.T) {
 	d.reader.step()
 	require.Equal(t, []string{"read lost 128", "read lost 128: peer lost"}, c.take()[:2])
 	d.net.HoldReads(false)
+	d.reader.over("lost") // which is to be told to the owner
 	d.reader.connected(1)
 	require.Equal(t, []string{"handshake owner", "handshake owner: none"}, c.take()[0:2])
 
@@ -131,6 +132,7 @@ func TestFailedTransfersAreCountedByCause(t *testing.T) {
 	require.EqualValues(t, 1, stats().ReadsFailed)
 	require.Zero(t, stats().ReadsLost)
 	d.net.HoldReads(false)
+	d.reader.over("refused") // which is to be told to the owner
 	d.reader.connected(1)
 	d.net.HoldReads(true)
 
@@ -145,13 +147,13 @@ func TestFailedTransfersAreCountedByCause(t *testing.T) {
 	require.EqualValues(t, 1, stats().Unverifiable)
 
 	d.net.HoldReads(false)
+	d.reader.over("unchecked")
 	d.reader.connected(1)
 	require.Zero(t, stats().NotifyLost+stats().NotifyFailed)
 	d.reader.ranks[0].f.Fail(rdmatest.OpNotify, 1, nil)
 	pull("untold", 3)
 	until(t, "the notification", func() bool { return stats().NotifyLost == 1 }, d.reader)
 	require.Zero(t, stats().NotifyFailed)
-	d.reader.connected(1)
 	d.reader.ranks[0].f.Fail(rdmatest.OpNotify, 1, fmt.Errorf("too long"))
 	pull("untold again", 4)
 	until(t, "the notification", func() bool { return stats().NotifyFailed == 1 }, d.reader)
