@@ -74,5 +74,5 @@ func (w *Worker) takeSamples() {
 
 // ask performs the handshake with ranks of an engine over its side channel.
 func (w *Worker) ask(ctx context.Context, info lease.Peer, ranks []rankID, want expected) ([]*Reply, error) {
-	return ask(ctx, info.Host, info.Port, ranks, want)
+	return ask(ctx, w.cfg.Dial, info.Host, info.Port, ranks, want)
 }

@@ -3,12 +3,14 @@ package rdma
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
+	"net"
 	"time"
 	"unicode/utf8"
 
@@ -49,6 +51,9 @@ type WorkerConfig struct {
 	// lease to verify. The worker neither publishes nor withdraws anything; see Worker.Reply.
 	Directory Directory
 
+	// Dial makes the connections to side channels, for those behind a proxy or in another network. Nil: net.Dialer.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+
 	HandshakeTimeout time.Duration // for one peer, all ranks; 0: a third of Lease.Duration, 1 s to 5 s, so that a lease outlives one that hangs
 	ReadTimeout      time.Duration // from Step that brought a pull to its verdict; 0: 60 s
 	CheckPoll        time.Duration // how long Step waits for slot READs it has just posted; 0: 200 µs
@@ -78,6 +83,9 @@ func (c WorkerConfig) withDefaults() (WorkerConfig, error) {
 	c.TPSize = cmp.Or(c.TPSize, 1)
 	c.HandshakeTimeout = cmp.Or(c.HandshakeTimeout, min(5*time.Second, max(time.Second, c.Lease.Duration/3)))
 	c.Lease.MaxNotification = cmp.Or(c.Lease.MaxNotification, lease.DefaultMaxNotification)
+	if c.Dial == nil {
+		c.Dial = new(net.Dialer).DialContext
+	}
 	c.ReadTimeout = cmp.Or(c.ReadTimeout, time.Minute)
 	c.CheckPoll = cmp.Or(c.CheckPoll, 200*time.Microsecond)
 	c.MaxBytesPerPeer = cmp.Or(c.MaxBytesPerPeer, 1<<30)
@@ -178,13 +186,17 @@ func logger(l *slog.Logger) *slog.Logger {
 
 // Epoch is the zero of the clock that side channels tell, on the clock of time.Now: what an engine gives its scheduler as
 // lease.SchedulerConfig.Epoch, so that readers can place the deadlines that it exports.
-func Epoch() time.Time { return time.Now().Add(-time.Duration(monotonic() * float64(time.Second))) }
+func Epoch() time.Time { return epoch }
+
+// epoch is the moment of 0 on CLOCK_MONOTONIC.
+var epoch = func() time.Time {
+	var ts unix.Timespec
+	now := time.Now()
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		return now // cannot fail on Linux with a valid clock id
+	}
+	return now.Add(-time.Duration(ts.Nano()))
+}()
 
 // monotonic is the time on CLOCK_MONOTONIC in seconds: Python's perf_counter on Linux, which vLLM's reader expects.
-func monotonic() float64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // cannot fail on Linux with a valid clock id
-	}
-	return float64(ts.Sec) + float64(ts.Nsec)/1e9
-}
+func monotonic() float64 { return time.Since(epoch).Seconds() }

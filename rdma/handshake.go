@@ -207,6 +207,11 @@ func ListenSideChannel(host string, port int, log *slog.Logger) (*SideChannel, e
 	if err != nil {
 		return nil, fmt.Errorf("side channel: listen on %s (choose another port, or 0 for a free one): %w", addr, err)
 	}
+	return NewSideChannel(l, log), nil
+}
+
+// NewSideChannel is ListenSideChannel on a listener that is there, of socket activation or another network; Close closes it.
+func NewSideChannel(l net.Listener, log *slog.Logger) *SideChannel {
 	ctx, cancel := context.WithCancel(context.Background())
 	log = logger(log)
 	s := &SideChannel{listener: l, cancel: cancel, done: make(chan struct{}), quiet: newQuiet(log), replies: map[rankID][]byte{}}
@@ -219,10 +224,10 @@ func ListenSideChannel(host string, port int, log *slog.Logger) (*SideChannel, e
 	go func() {
 		defer close(s.done)
 		if err := server.Serve(ctx, l); err != nil {
-			log.Error("side channel stopped: no new reader can connect", "address", addr, "error", err)
+			log.Error("side channel stopped: no new reader can connect", "address", l.Addr().String(), "error", err)
 		}
 	}()
-	return s, nil
+	return s
 }
 
 // hostOf is the address without the port, which is another one for each connection; "" for a nil one.
@@ -233,8 +238,13 @@ func hostOf(a net.Addr) string {
 	return ""
 }
 
-// Port is the bound TCP port.
-func (s *SideChannel) Port() int { return s.listener.Addr().(*net.TCPAddr).Port }
+// Port is the bound TCP port, 0 if it is not TCP.
+func (s *SideChannel) Port() int {
+	if a, ok := s.listener.Addr().(*net.TCPAddr); ok {
+		return a.Port
+	}
+	return 0
+}
 
 // Serve publishes a worker's handshake reply; a later call for the same rank replaces it.
 func (s *SideChannel) Serve(w *Worker) { s.ServeReply(w.cfg.Rank, w.Reply()) }
@@ -315,13 +325,20 @@ func (s *SideChannel) answer(_ context.Context, request [][]byte) ([][]byte, err
 	return frames, nil
 }
 
+// dialer makes connections to side channels.
+type dialer = func(ctx context.Context, network, address string) (net.Conn, error)
+
 // ask performs the handshake with the given ranks over one connection and returns a reply per rank.
-func ask(ctx context.Context, host string, port int, ranks []rankID, want expected) ([]*Reply, error) {
+func ask(ctx context.Context, dial dialer, host string, port int, ranks []rankID, want expected) ([]*Reply, error) {
 	if port < 1 || port > 65535 {
 		return nil, fmt.Errorf("remote_port %d is not in 1…65535", port)
 	}
 	addr := net.JoinHostPort(host, strconv.Itoa(port))
-	c, err := zmtp.Dial(ctx, addr, 0)
+	var c *zmtp.Client
+	nc, err := dial(ctx, "tcp", addr)
+	if err == nil {
+		c, err = zmtp.NewClient(ctx, nc, 0)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("side channel %s: %w", addr, hint(err))
 	}
@@ -365,7 +382,7 @@ func Probe(ctx context.Context, host string, port, pp, tp int) (*Reply, error) {
 
 // ProbeWithKey is Probe of an engine that has a shared key, see WorkerConfig.Key. Nil: it has none.
 func ProbeWithKey(ctx context.Context, host string, port, pp, tp int, key []byte) (*Reply, error) {
-	replies, err := ask(ctx, host, port, []rankID{{pp, tp}}, expected{key: key})
+	replies, err := ask(ctx, new(net.Dialer).DialContext, host, port, []rankID{{pp, tp}}, expected{key: key})
 	if err != nil {
 		return nil, err
 	}

@@ -161,7 +161,7 @@ func TestNobodyBetweenEnginesWithAKeyLearnsOrChangesAnything(t *testing.T) {
 		mu.Unlock()
 		ctx, cancel := contextFor(t, 10*time.Second)
 		defer cancel()
-		replies, err := ask(ctx, "127.0.0.1", port, []rankID{{}}, expected{hash: "h", key: testKey})
+		replies, err := ask(ctx, dial, "127.0.0.1", port, []rankID{{}}, expected{hash: "h", key: testKey})
 		if err != nil {
 			return nil, err
 		}
@@ -213,7 +213,7 @@ func TestNobodyBetweenEnginesWithAKeyLearnsOrChangesAnything(t *testing.T) {
 func TestReaderWithAKeyIsToldOfAnOwnerWithout(t *testing.T) {
 	start := time.Now()
 	plain := newEngine(t, &start, "plain")
-	_, err := ask(t.Context(), "127.0.0.1", plain.side.Port(), []rankID{{}}, expected{key: testKey})
+	_, err := ask(t.Context(), dial, "127.0.0.1", plain.side.Port(), []rankID{{}}, expected{key: testKey})
 	require.ErrorIs(t, err, ErrKey)
 	require.ErrorContains(t, err, "or none")
 	require.Equal(t, SideChannelStats{Bad: 1}, plain.side.Stats())
@@ -232,7 +232,7 @@ func TestReaderWithAKeyDoesVLLMsListenerNoHarm(t *testing.T) {
 			return [][]byte{appendReply(nil, "h", sample(), rankID{tp: 1}, nil), msgp.AppendFloat64(nil, 1)}, nil
 		}}).Serve(ctx, l)
 	}()
-	_, err = ask(t.Context(), "127.0.0.1", l.Addr().(*net.TCPAddr).Port, []rankID{{tp: 1}, {tp: 2}}, expected{key: testKey})
+	_, err = ask(t.Context(), dial, "127.0.0.1", l.Addr().(*net.TCPAddr).Port, []rankID{{tp: 1}, {tp: 2}}, expected{key: testKey})
 	require.ErrorIs(t, err, ErrKey)
 	require.Equal(t, HandshakeKey, HandshakeCauseOf(err))
 	cancel()

@@ -82,6 +82,7 @@ type handshake struct {
 	listed  *listing
 	clock   lease.ClockOffset
 	took    time.Duration
+	ended   time.Time // on the clock of the steps
 	err     error
 }
 
@@ -159,8 +160,9 @@ func (w *Worker) connect(p *peer, now time.Time, fresh bool) bool {
 	info, start := p.info, time.Now()
 	w.background.Go(func() {
 		h := handshake{peer: p}
-		h.err = w.shake(&h, info, ranks, stepClock{now, start})
-		h.took = time.Since(start)
+		clock := stepClock{now, start}
+		h.err = w.shake(&h, info, ranks, clock)
+		h.took, h.ended = time.Since(start), clock.at(time.Now())
 		select {
 		case w.handshakes <- h:
 		case <-w.ctx.Done():
@@ -314,7 +316,10 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 				if len(h.ranks) > 0 { // loaded, and let go of by heal: another handshake may count on the same agents
 					p.state, p.ranks = broken, h.ranks
 				}
-				w.connectFailed(p, now, h.err)
+				if now.Before(h.ended) {
+					h.ended = now
+				}
+				w.connectFailed(p, h.ended, h.err)
 				w.failWaiting(p, now, res)
 				if len(p.beats) > 0 {
 					res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
@@ -347,10 +352,10 @@ func (p *peer) endHandshake(took time.Duration, err error) {
 	}
 }
 
-func (w *Worker) connectFailed(p *peer, now time.Time, err error) {
+func (w *Worker) connectFailed(p *peer, at time.Time, err error) {
 	p.failures++
-	p.err, p.failedAt = err, now
-	p.retryAt = now.Add(p.backoff())
+	p.err, p.failedAt = err, at
+	p.retryAt = at.Add(p.backoff())
 	cause := HandshakeCauseOf(err)
 	w.stats.HandshakesFailed[cause]++
 	w.quiet.Warn("handshake failed", p.info.Engine, "cause", cause, "host", p.info.Host, "port", p.info.Port, "failures", p.failures, "error", err)

@@ -22,6 +22,8 @@ type Network struct {
 	holdReads  bool
 	holdNotifs bool
 	cut        map[link]bool
+	sides      map[string]*sideListener // by address
+	holes      map[string]bool          // addresses whose packets get lost
 }
 
 // link names two fabrics by life, the smaller first.
@@ -31,7 +33,7 @@ func linkOf(a, b *Fabric) link { return link{min(a.life, b.life), max(a.life, b.
 
 // NewNetwork makes a network without fabrics.
 func NewNetwork() *Network {
-	return &Network{next: 1 << 40, cut: map[link]bool{}}
+	return &Network{next: 1 << 40, cut: map[link]bool{}, sides: map[string]*sideListener{}, holes: map[string]bool{}}
 }
 
 // Memory is memory that fabrics of the network can register. It implements rdma.Memory.

@@ -33,8 +33,14 @@ func Dial(ctx context.Context, addr string, maxReply int) (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("zmtp: %w", err)
 	}
+	return NewClient(ctx, nc, maxReply)
+}
+
+// NewClient is Dial over a connection that is there. The client closes it, also when the handshake fails. maxReply is not negative.
+func NewClient(ctx context.Context, nc net.Conn, maxReply int) (*Client, error) {
+	addr := nc.RemoteAddr()
 	c := &Client{conn: newConn(nc, 0), maxReply: cmp.Or(maxReply, 64<<20), busy: make(chan struct{}, 1)}
-	err = c.conn.until(ctx, func() error { return c.conn.handshake("REQ", "ROUTER", "REP") })
+	err := c.conn.until(ctx, func() error { return c.conn.handshake("REQ", "ROUTER", "REP") })
 	if err != nil {
 		nc.Close()
 		return nil, fmt.Errorf("zmtp: handshake with %s: %w", addr, err)
