@@ -1,0 +1,159 @@
+package rdmatest_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/nixlgo/nixlgo/lease"
+	"github.com/nixlgo/nixlgo/rdma"
+	"github.com/nixlgo/nixlgo/rdma/rdmatest"
+)
+
+// parts are a scheduler and its one rank that were configured apart.
+type parts struct {
+	t     *testing.T
+	now   time.Time
+	w     *rdma.Worker
+	sched *lease.Scheduler
+	freed map[string]lease.Reason
+	out   lease.Outcome
+	err   error
+}
+
+func newParts(t *testing.T, change setting) *parts {
+	t.Helper()
+	p := &parts{t: t, now: time.Now(), freed: map[string]lease.Reason{}}
+	network := rdmatest.NewNetwork()
+	mem := network.NewMemory(4 * blockLen)
+	wc := rdma.WorkerConfig{Engine: "o", Lease: lease.DefaultConfig(), KV: rdma.KV{Regions: []rdma.Region{{Base: mem.Addr(), BlockLen: blockLen, Blocks: 4}}}}
+	sc := lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: "o", Host: "h", Port: 1, Blocks: 4}
+	change(&wc, &sc)
+	var err error
+	p.w, err = rdma.NewWorker(network.NewFabric("o", mem), wc)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, p.w.Close()) })
+	p.sched, err = lease.NewScheduler(sc)
+	require.NoError(t, err)
+	return p
+}
+
+func (p *parts) step() {
+	var res lease.Result
+	res, p.err = p.w.Step(p.now, p.sched.BuildPlan(p.now))
+	p.out = p.sched.OnResults(p.now, []lease.Result{res})
+	for _, f := range p.out.Free {
+		p.freed[f.Request] = f.Reason
+	}
+}
+
+// E5: parts that do not fit are refused when they meet, which a first, empty step shows; and if requests came first, nothing of
+// them stays behind.
+func TestPartsThatDoNotFitAreRefusedAndLoseNothing(t *testing.T) {
+	for name, c := range map[string]struct {
+		change setting
+		says   string
+	}{
+		"more slots lent than there are":  {func(w *rdma.WorkerConfig, _ *lease.SchedulerConfig) { w.Lease.Slots = 1 }, "lends 4 lease slots, and this rank has 1"},
+		"slots lent where there are none": {func(w *rdma.WorkerConfig, _ *lease.SchedulerConfig) { w.Lease.Slots = lease.NoSlot }, "has 0"},
+		"longer ids than notifications":   {func(w *rdma.WorkerConfig, _ *lease.SchedulerConfig) { w.Lease.MaxNotification = 100 }, "notifications of 16384 bytes, and this rank for 100"},
+		"a rank beyond the last":          {func(w *rdma.WorkerConfig, _ *lease.SchedulerConfig) { w.Rank, w.TPSize = 1, 2 }, "rank 1, and the scheduler has 1"},
+		"another clock": {func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) {
+			s.Bidirectional, s.Epoch = true, time.Now()
+		}, "rdma.Epoch"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newParts(t, c.change)
+			p.step()
+			require.ErrorIs(t, p.err, lease.ErrPlan, "they meet")
+			require.ErrorContains(t, p.err, c.says)
+
+			p = newParts(t, c.change) // they meet later
+			for i, id := range []string{"a", "b", "gone"} {
+				require.NoError(t, p.sched.OnBlocksAllocated(p.now, id, &lease.Params{DoRemoteDecode: true}, [][]int{{i}}))
+			}
+			load := &lease.Params{DoRemotePrefill: true, RemoteEngineID: "x", RemoteRequestID: "x", RemoteHost: "h", RemotePort: 1,
+				RemoteBlockIDs: [][]int{{1}}, RemoteNumTokens: 16, Lease: &lease.SlotRef{Slot: 1, Nonce: 5000}}
+			require.NoError(t, p.sched.OnBlocksAllocated(p.now, "load", load, [][]int{{3}}))
+			p.step()
+			require.ErrorIs(t, p.err, lease.ErrPlan)
+			if c.says == "rank 1, and the scheduler has 1" {
+				return // its results are of no rank
+			}
+			require.Len(t, p.out.Fail, 1)
+			for i, id := range []string{"a", "b"} {
+				params, delayed, err := p.sched.RequestFinished(p.now, id, lease.StatusLengthCapped, [][]int{{i}}, 16)
+				require.NoError(t, err)
+				require.Nil(t, params, "no lease protects them")
+				require.True(t, delayed)
+			}
+			_, _, err := p.sched.RequestFinished(p.now, "gone", lease.StatusAborted, [][]int{{2}}, 0)
+			require.NoError(t, err)
+			_, _, err = p.sched.RequestFinished(p.now, "load", lease.StatusError, nil, 0)
+			require.NoError(t, err)
+			p.step()
+			p.step()
+			st := p.sched.Stats()
+			require.Zero(t, st.Pinned+st.Running+st.UsedSlots+st.PinnedBlocks)
+			require.Equal(t, map[string]lease.Reason{"a": lease.ReasonAborted, "b": lease.ReasonAborted, "gone": lease.ReasonAborted}, p.freed)
+		})
+	}
+}
+
+// A rank that refuses one admission says so, and serves the others.
+func TestARefusedAdmissionIsReported(t *testing.T) {
+	p := newParts(t, func(*rdma.WorkerConfig, *lease.SchedulerConfig) {})
+	plan := lease.Plan{Admit: []lease.Admission{{Request: "a", Nonce: 5001, Slot: 0}, {Request: "b", Nonce: 5002, Slot: 0}, {Request: "c", Nonce: 5003, Slot: 1}}}
+	res, err := p.w.Step(p.now, plan)
+	require.ErrorIs(t, err, lease.ErrInvalid)
+	require.Equal(t, []lease.Ended{{Request: "b", Nonce: 5002, Reason: lease.ReasonAborted}}, res.Sent)
+	require.EqualValues(t, 2, p.w.Stats().Leases.Live)
+}
+
+// A scheduler that was started anew meets living ranks: the old leases end, since the blocks are its own to lend, and it waits for
+// the READs that may still write them. What they bring is nobody's.
+func TestANewSchedulerTakesOverLivingRanks(t *testing.T) {
+	d := newDuo(t)
+	owned := d.owner.publish("pinned", 7, 3)
+	d.reader.pull("leased", owned, 5)
+	d.net.HoldReads(true)
+	d.reader.step()
+	mine := lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: "reader", Host: "127.0.0.1", Port: 1, Blocks: blocks, MaxSeqs: 4}
+	next, err := lease.NewScheduler(mine)
+	require.NoError(t, err)
+	w := d.reader.ranks[0].w
+	step := func(s *lease.Scheduler) (lease.Outcome, error) {
+		res, err := w.Step(*d.now, s.BuildPlan(*d.now))
+		return s.OnResults(*d.now, []lease.Result{res}), err
+	}
+	require.NoError(t, next.OnBlocksAllocated(*d.now, "leased", owned, [][]int{{5}})) // the same name, the same block
+	out, err := step(next)
+	require.ErrorIs(t, err, lease.ErrPlan)
+	require.ErrorContains(t, err, "READs of an earlier scheduler")
+	require.Len(t, out.Fail, 1)
+	require.Empty(t, out.Run)
+	_, _, err = next.RequestFinished(*d.now, "leased", lease.StatusError, nil, 0)
+	require.NoError(t, err)
+	d.held(0, false).Deliver()
+	out, err = step(next)
+	require.ErrorIs(t, err, lease.ErrPlan, "it ends in this step")
+	require.Empty(t, out)
+	d.net.HoldReads(false)
+	require.NoError(t, next.OnBlocksAllocated(*d.now, "again", owned, [][]int{{5}}))
+	until(t, "the read", func() bool {
+		out, err = step(next)
+		require.NoError(t, err)
+		require.Empty(t, out.Fail)
+		return len(out.Run) == 1
+	})
+
+	// The owner's scheduler: what the old one had lent is free, and no slot shows its nonce.
+	heir, err := lease.NewScheduler(lease.SchedulerConfig{Config: lease.DefaultConfig(), Engine: "owner", Host: "127.0.0.1", Port: 1, Blocks: blocks, MaxSeqs: 4})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, d.owner.ranks[0].w.Stats().Leases.Live)
+	res, err := d.owner.ranks[0].w.Step(*d.now, heir.BuildPlan(*d.now))
+	require.NoError(t, err)
+	require.Empty(t, res.Sent, "nobody waits for them")
+	require.Zero(t, d.owner.ranks[0].w.Stats().Leases.Live)
+}
