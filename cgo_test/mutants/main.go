@@ -266,8 +266,8 @@ const (
 )
 
 // try breaks the source and runs the tests that are to show it.
-func (c *campaign) try(ctx context.Context, m *mutant) row {
-	r := row{Name: m.name, Breaks: m.breaks, File: m.changes[0].file, Test: m.pattern, Result: failed}
+func (c *campaign) try(ctx context.Context, m *mutant) (r row) {
+	r = row{Name: m.name, Breaks: m.breaks, File: m.changes[0].file, Test: m.pattern, Result: failed}
 	start := time.Now()
 	defer func() { r.Seconds = time.Since(start).Seconds() }()
 	overlay, remove, err := c.overlay(m)
