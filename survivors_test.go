@@ -183,3 +183,37 @@ func TestATraceSeesEveryStageEnd(t *testing.T) {
 		require.True(t, errors.Is(err, ErrClosed), "%v", err)
 	}
 }
+
+// The blocks of a fetch that was given up before any step saw it are zero as well, and free at once.
+func TestAFetchThatNoStepTookWipesItsBlocks(t *testing.T) {
+	net := rdmatest.NewNetwork()
+	owner := small(t, net, "P")
+	stop := run(t, owner)
+	p, err := owner.Publish(t.Context(), "request", []int{1}, 1)
+	require.NoError(t, err)
+	stop()
+	ctx, cancel := context.WithCancel(t.Context())
+	reader := small(t, net, "D", func(c *Config) {
+		c.Trace.Begin = func(_ context.Context, r rdma.Request) func(string, error) {
+			if r.Stage == rdma.Fetching && r.Blocks > 0 {
+				cancel()
+			}
+			return nil
+		}
+	})
+	for l := range 2 {
+		for b := range 4 {
+			copy(reader.Block(l, b), "whatever")
+		}
+	}
+	h, err := reader.Hold(p.Params())
+	require.NoError(t, err)
+	err = h.Fetch(ctx, []int{2})
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, ErrQuarantined)
+	for l := range 2 {
+		require.Equal(t, make([]byte, 8), reader.Block(l, 2))
+		require.Equal(t, "whatever", string(reader.Block(l, 3)))
+	}
+	require.NoError(t, reader.claim("another", []int{2}))
+}

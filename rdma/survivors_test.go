@@ -19,6 +19,8 @@ func TestPartsOfAProofCannotBeCutElsewhere(t *testing.T) {
 		proof(testKey, "purpose", []byte("a"), []byte("bc")),
 		proof(testKey, "purpose", []byte("abc")),
 		proof(testKey, "purpose", []byte("abc"), nil),
+		proof(testKey, "purpose", []byte("ab\x00\x00\x00\x00c")),
+		proof(testKey, "purpose", []byte("ab\x01\x00\x00\x00c")),
 		proof(testKey, "purposea", []byte("b"), []byte("c")),
 		proof(testKey, "another", []byte("ab"), []byte("c")),
 		proof(otherKey, "purpose", []byte("ab"), []byte("c")),
@@ -129,5 +131,19 @@ func TestDescriptorsAreCountedUpToTheLargestList(t *testing.T) {
 		require.LessOrEqual(t, count(m, cuts), maxDescriptors)
 		m.NumBlocks = maxDescriptors/each/2 + 1
 		require.Equal(t, maxDescriptors+1, count(m, cuts), "%d of each block", each)
+	}
+}
+
+// A reader of vLLM 0.32 and 0.33 refuses metadata without these. None of them has a default.
+func TestWhatVLLMRequiresOfMetadataIsRequired(t *testing.T) {
+	for _, key := range []string{"engine_id", "agent_metadata", "kv_caches_base_addr", "device_id", "num_blocks", "block_lens", "block_strides",
+		"kv_cache_layout", "block_size", "ssm_sizes", "attn_backend_name", "physical_blocks_per_logical_kv_block"} {
+		fields := map[string]any{}
+		decode(t, appendMetadata(nil, sample()), &fields)
+		require.Contains(t, fields, key)
+		delete(fields, key)
+		_, err := parseMetadata(encode(t, fields))
+		require.ErrorIs(t, err, ErrWire)
+		require.ErrorContains(t, err, "key "+key+" is missing")
 	}
 }
