@@ -88,14 +88,15 @@ func TestTheOffsetOfASlowAnswerIsWithinHalfItsRoundTrip(t *testing.T) {
 	}}
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(ctx, l) }()
-	r, err := probe(t, l.Addr().(*net.TCPAddr).Port)
+	for range 3 {
+		r, err := probe(t, l.Addr().(*net.TCPAddr).Port)
+		require.NoError(t, err)
+		const rounding = 1e-6
+		require.LessOrEqual(t, r.Offset, r.RTT.Seconds()/2+rounding, "it is the same clock")
+		require.GreaterOrEqual(t, r.Offset, -r.RTT.Seconds()/2-rounding)
+	}
 	cancel()
 	require.NoError(t, <-ended)
-	require.NoError(t, err)
-	require.GreaterOrEqual(t, r.RTT, 20*time.Millisecond)
-	const rounding = 1e-6
-	require.LessOrEqual(t, r.Offset, r.RTT.Seconds()/2+rounding, "it is the same clock")
-	require.GreaterOrEqual(t, r.Offset, -r.RTT.Seconds()/2-rounding)
 }
 
 // A key that comes twice says two things: which of them holds is not for us to guess.
