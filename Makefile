@@ -14,7 +14,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test setup-versions demo build test test-race test-asan test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity deploy-check docs-check \
+.PHONY: help setup setup-test setup-versions demo build test test-race test-asan test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity deploy-check docs-check mutants \
   api-coverage matrix test-etcd model-check bench bench-lease bench-binding bench-read bench-fleet bench-etcd ci clean
 
 # Tests must find this NIXL, never another one of the machine.
@@ -183,6 +183,9 @@ parity: ## which test stands for which public bug report and peer test
 model-check: ## the verification protocol in SPIN, with mutants that it must catch
 	@$(call need,spin -V,spin (Debian: apt-get install spin)); $(need_cc)
 	@go run ./lease/spec
+
+mutants: setup ## the source broken in one place at a time, each of which a test must notice, in out/mutants.json
+	@go run ./cgo_test/mutants
 
 fuzz: setup-test ## every fuzz target for FUZZTIME
 	@for p in $$(go list ./...); do \
