@@ -143,7 +143,7 @@ func TestATurnThatCannotBeKeepsNoBlock(t *testing.T) {
 	require.NoError(t, h.Fetch(t.Context(), []int{2}))
 	_, err = h.Publish(t.Context(), []int{2, 3}, -1)
 	require.ErrorIs(t, err, lease.ErrInvalid)
-	turn, err := h.Publish(t.Context(), []int{2, 3}, 2)
+	turn, err := h.Publish(t.Context(), []int{2, 3}, 0)
 	require.NoError(t, err)
 	require.NoError(t, turn.Revoke())
 	<-turn.Done()
