@@ -491,9 +491,9 @@ inline handleBare(r, d) {
 #define RESURRECT(r, q)
 #endif
 #ifdef M1
-#define LATE(r, q) :: atomic { unzeroed[IX(r, q)] && (st[q] == DONE || blk[q] == NONE) -> unzeroed[IX(r, q)] = false; where = at[q]; zero(r, q); where = NONE }
+#define ZERO_LATE(r, q) :: atomic { unzeroed[IX(r, q)] && (st[q] == DONE || blk[q] == NONE) -> unzeroed[IX(r, q)] = false; where = at[q]; zero(r, q); where = NONE }
 #else
-#define LATE(r, q)
+#define ZERO_LATE(r, q)
 #endif
 #ifdef M6
 /* without a nonce the message is for whatever life has the id */
@@ -516,7 +516,7 @@ inline handleBare(r, d) {
     REPEAT(r, q) \
     LAND(r, q) \
     RESURRECT(r, q) \
-    LATE(r, q)
+    ZERO_LATE(r, q)
 
 /* After a restart: while a READ of the scheduler before is active, its block may
    be anybody's. */

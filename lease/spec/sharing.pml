@@ -5,7 +5,8 @@
  * NO owners, each with one rank, one block and one slot, have NL lives one after
  * the other, all of one request id. What several ranks add is in lease.pml. NE
  * engines with NK requests read. A router gets the params of every life, holds
- * its lease, and gives it to one engine at a time, or releases it.
+ * its lease, and gives it to one engine at a time, or releases it. (A hold in the
+ * engine of a reader is one more request, which is given up before it reads.)
  *
  * An engine counts its requests of a lease. When the last one needs it no more,
  * a release goes out with a later plan, and may be handled at any moment after
@@ -18,9 +19,9 @@
  *      then unless the lease ran out
  *   2  no block is handed out while a READ of it is active under a lease that did
  *      not run out
- *   5  a check fails only where the lease ran out. A request that
- *      comes when the lease is over, or when its release is decided, is late: it
- *      has no claim, here and in 1 and 2
+ *   5  a check fails only where the lease ran out, with HEALTHY never. A request
+ *      that comes when the lease is over, or when its release is decided, is late:
+ *      it has no claim, here and in 1 and 2
  *   7  nothing ends a life before its params have left
  *   8  nothing is held for ever: when nothing can happen any more, no life has its
  *      block; and nothing is stuck
@@ -330,7 +331,7 @@ end_idle:
 #endif
         }
     fi;
-    atomic {                     /* the READ ends, having seen the block at some moment */
+    atomic {                     /* the READ ends; to have seen the block before is to end before */
         if :: !late -> reading[q]-- :: else fi;
         if
         :: dropped ->
