@@ -141,9 +141,11 @@ func TestATurnThatCannotBeKeepsNoBlock(t *testing.T) {
 	h, err := reader.Hold(p.Params())
 	require.NoError(t, err)
 	require.NoError(t, h.Fetch(t.Context(), []int{2}))
-	_, err = h.Publish(t.Context(), []int{2, 3}, -1)
-	require.ErrorIs(t, err, lease.ErrInvalid)
-	turn, err := h.Publish(t.Context(), []int{2, 3}, 0)
+	for _, tokens := range []int{-1, 16, 33} {
+		_, err = h.Publish(t.Context(), []int{2, 3}, tokens)
+		require.ErrorIs(t, err, lease.ErrInvalid, "%d tokens in two blocks of 16", tokens)
+	}
+	turn, err := h.Publish(t.Context(), []int{2, 3}, 20)
 	require.NoError(t, err)
 	require.NoError(t, turn.Revoke())
 	<-turn.Done()

@@ -225,3 +225,18 @@ func TestTheLargestNonceAndTheLongestTimeAreServed(t *testing.T) {
 	r.notify(t0, "D", string(AppendReadComplete(nil, "a", 1, MaxNonce)))
 	require.Equal(t, []Ended{{"a", MaxNonce, ReasonRead}}, r.ends())
 }
+
+// A read-complete that is early by less than a minute counts, unless a Table is configured for another time.
+func TestAnEarlyReadCompleteIsKeptForAMinute(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		r := newRank(t, 1)
+		r.notify(t0, "D", "a:1:5000")
+		now := at(59.9)
+		if late {
+			now = at(60)
+		}
+		r.Reap(now)
+		require.NoError(t, r.Admit(now, Admission{"a", 5000, 0}))
+		require.Equal(t, late, r.Len() == 1)
+	}
+}

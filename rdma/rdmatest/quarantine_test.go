@@ -129,6 +129,7 @@ func TestNodeHoldsOnWhenItsFetchIsRefused(t *testing.T) {
 	owner, reader := openNode(t, net, "owner"), openNode(t, net, "reader")
 	for name, change := range map[string]func(*lease.Params){
 		"no blocks are offered": func(p *lease.Params) { p.RemoteBlockIDs = nil },
+		"an empty list of them": func(p *lease.Params) { p.RemoteBlockIDs = [][]int{{}} },
 		"two groups of blocks":  func(p *lease.Params) { p.RemoteBlockIDs = append(p.RemoteBlockIDs, []int{4}) },
 	} {
 		t.Run(name, func(t *testing.T) {
