@@ -35,7 +35,7 @@ type peer struct {
 	since    time.Time                           // when that began, if shaken is set
 	failures int                                 // handshakes failed, or connections lost before anything was read, in a row
 	proved   bool                                // something was read over this connection
-	lost     bool                                // a transfer or a notification failed: why it is broken
+	lost     bool                                // a transfer or a notification failed, and no handshake has ended since
 	failedAt time.Time                           // when the last of those did
 	retryAt  time.Time                           // no handshake before, but for a new request
 
@@ -308,7 +308,7 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 		select {
 		case h := <-w.handshakes:
 			p := h.peer
-			w.moved = now
+			w.moved, p.lost = now, false
 			w.endLoading(&h)
 			p.endHandshake(h.took, h.err)
 			if h.err != nil {
@@ -489,7 +489,7 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 	w.unwell = false
 	for p := range w.everyone {
 		if p.state == broken && w.sever(p) {
-			p.state, p.lost = idle, false
+			p.state = idle
 			if e := p.pulls.Front(); e != nil {
 				e.Value.(*pull).plan = nil // it names the ranks
 			}
@@ -502,7 +502,8 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 		waiting := p.pulls.Len()+len(p.releases) > 0 || len(p.beats) > 0 && now.Sub(p.failedAt) >= p.freshFor()
 		switch {
 		case p.state == idle && waiting:
-			if !w.connect(p, now, false) {
+			// What waited for a connection that was lost has not seen a handshake fail, and waits a moment for one.
+			if !w.connect(p, now, p.lost) && !p.lost {
 				w.failWaiting(p, now, res)
 			}
 		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)):

@@ -74,7 +74,7 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 		return
 	}
 	x := &pull{Pull: in, peer: w.peer(in.Peer), deadline: now.Add(w.cfg.ReadTimeout)}
-	if !w.connect(x.peer, now, true) {
+	if !w.connect(x.peer, now, true) && !x.peer.lost {
 		w.refuse(in.Request, lease.CauseHandshake, x.peer.err, res)
 		return
 	}
