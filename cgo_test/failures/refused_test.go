@@ -48,6 +48,8 @@ func TestReadersThatDoNotFitAreRefused(t *testing.T) {
 		require.Contains(t, a.Error, c.text)
 		f.settled(a)
 	}
+	f := third.fetch(x) // none of them has taken the lease from a reader that fits
+	f.settled(f.ended(""))
 	x.freed(lease.ReasonRead)
 	stop()
 	for _, r := range []*process{hash, geometry, reader} {
