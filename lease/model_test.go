@@ -52,7 +52,7 @@ func TestModelKeepsItsPropertiesInLongRuns(t *testing.T) {
 	t.Logf("%d steps, %v", steps, seen)
 	require.Greater(t, steps, atLeast)
 	for _, k := range []string{"received", "failed lapsed", "failed unverifiable", "failed transfer", "failed timeout", "exported", "preempted", "revoked",
-		"ended read", "ended expired", "ended aborted", "full hits", "owner restarts", "reader restarts"} {
+		"refused", "elsewhere", "ended read", "ended expired", "ended aborted", "full hits", "owner restarts", "reader restarts"} {
 		require.Greater(t, seen[k], each, k)
 	}
 }

@@ -26,9 +26,14 @@ type world struct {
 	byKey   map[Key]*modelLife
 	content int64
 	epochs  int
-	steps   int             // events that did something
-	seen    map[string]int  // what happened, so that no run is vacuous
-	loose   map[string]bool // ids that a read-complete without a nonce was sent for: it may hit a later life
+	steps   int              // events that did something
+	seen    map[string]int   // what happened, so that no run is vacuous
+	loose   map[rankKey]bool // lives that a read-complete without a nonce came for while they were granted: it may be an earlier life's
+}
+
+type rankKey struct {
+	rank int
+	Key
 }
 
 // chooser makes the decisions: rapid's in the model test, a seeded one for
@@ -79,6 +84,8 @@ type modelLife struct {
 	blocks   []int // at finish
 	exported bool
 	revoked  bool
+	refused  bool // by a rank, at its admission
+	told     bool // the scheduler knows that
 	freed    bool
 	ended    map[int]Reason    // by owner rank
 	said     []map[string]bool // senders of read-completes, by owner rank
@@ -184,7 +191,7 @@ type ownerWork struct {
 }
 
 func newWorld(c chooser, wrong string) *world {
-	w := &world{chooser: c, wrong: wrong, now: t0, byKey: map[Key]*modelLife{}, seen: map[string]int{}, loose: map[string]bool{}}
+	w := &world{chooser: c, wrong: wrong, now: t0, byKey: map[Key]*modelLife{}, seen: map[string]int{}, loose: map[rankKey]bool{}}
 	w.geo = geometries[c.choose(len(geometries), "geometry")]
 	w.startOwner()
 	for i := range 2 {
@@ -331,14 +338,26 @@ func (o *ownerSim) step() {
 // run is one step of a rank: the plan, the forward pass, then reap and report.
 func (o *ownerSim) run(i int) {
 	r, w := o.ranks[i], o.w
+	var refused []Ended
 	if len(r.todo) > 0 {
 		w.steps++
 		work := r.todo[0]
 		r.todo = r.todo[1:]
 		for _, a := range work.plan.Admit {
+			if w.choose(60, "refuse") == 0 {
+				// As rdma.Worker does with an admission that its table refuses.
+				refused = append(refused, Ended{a.Request, a.Nonce, ReasonAborted})
+				w.byKey[Key{a.Request, a.Nonce}].refused = true
+				w.seen["refused"]++
+				continue
+			}
 			w.must(r.Admit(w.now, a), "P3", "admit")
 		}
 		for _, g := range work.plan.Grant {
+			if r.find(g.Request, g.Nonce) == none && w.byKey[Key{g.Request, g.Nonce}].refused {
+				refused = append(refused, Ended{g.Request, g.Nonce, ReasonAborted})
+				continue
+			}
 			w.must(r.Grant(w.now, g), "P4", "grant")
 		}
 		for _, k := range work.plan.Abort {
@@ -367,7 +386,7 @@ func (o *ownerSim) run(i int) {
 			if !l.exported {
 				violate("P7", "rank %d reports %v as read before it is exported", i, l.key)
 			}
-			if len(l.said[i]) < w.geo.readers && !w.loose[e.Request] {
+			if len(l.said[i]) < w.geo.readers && !w.loose[rankKey{i, l.key}] {
 				violate("P5", "rank %d ends %v as read by %d of %d readers", i, l.key, len(l.said[i]), w.geo.readers)
 			}
 		}
@@ -375,6 +394,10 @@ func (o *ownerSim) run(i int) {
 			violate("P5", "rank %d aborts %v, which nobody revoked", i, l.key)
 		}
 	}
+	for _, e := range refused {
+		w.byKey[Key{e.Request, e.Nonce}].ended[i] = ReasonAborted
+	}
+	ended = append(ended, refused...)
 	r.results = append(r.results, Result{Rank: i, Sent: ended})
 }
 
@@ -386,6 +409,13 @@ func (o *ownerSim) report(i int) {
 	o.w.steps++
 	results := r.results
 	r.results = nil
+	for _, res := range results {
+		for _, e := range res.Sent {
+			if l := o.w.byKey[Key{e.Request, e.Nonce}]; l.refused && !l.exported && e.Reason == ReasonAborted {
+				l.told = true
+			}
+		}
+	}
 	for _, f := range o.sched.OnResults(o.w.now, results).Free {
 		k := Key{f.Request, f.Nonce}
 		blocks, ok := o.held[k]
@@ -421,8 +451,8 @@ func (o *ownerSim) finish(st Status) {
 		o.free = append(o.free, q.blocks...)
 	}
 	switch {
-	case st == StatusAborted && p != nil || st != StatusAborted && p == nil:
-		violate("P4", "finish of %q gives params %v", q.id, p)
+	case st == StatusAborted && p != nil || st != StatusAborted && (p == nil) != q.life.told:
+		violate("P4", "finish of %q, refused: %v, gives params %v", q.id, q.life.told, p)
 	case p != nil:
 		q.life.exported, q.life.params = true, p
 		o.w.seen["exported"]++
@@ -484,6 +514,14 @@ func (w *world) deliver() {
 	default:
 		w.wire = slices.Delete(w.wire, i, i+1)
 	}
+	if rc, err := ParseReadComplete(m.payload); err == nil && rc.Nonce <= MaxReaders {
+		plain, _ := parseWithoutNonce(m.payload)
+		for i := w.owner.ranks[m.rank].newest(plain.Request); i != none; i = w.owner.ranks[m.rank].cold[i].older {
+			if c := w.owner.ranks[m.rank].cold[i]; c.granted {
+				w.loose[rankKey{m.rank, Key{c.request, c.nonce}}] = true
+			}
+		}
+	}
 	// A message to a rank that restarted arrives at its successor.
 	w.must(w.owner.ranks[m.rank].Notify(w.now, m.sender, m.payload), "P4", "notify")
 }
@@ -508,6 +546,7 @@ type readerSim struct {
 	legacy   bool // as vLLM today: verifies nothing and shows no nonce
 	life     int  // restarts
 	traced   *traced
+	told     map[Peer]time.Time // of the last heartbeat
 	sched    *Scheduler
 	ranks    []*readerRank
 	free     []int
@@ -528,6 +567,7 @@ type readerRank struct {
 type readerRequest struct {
 	id     string
 	life   *modelLife
+	params *Params // as the router brought them: at the owner's address, or where nobody is
 	blocks []int
 	ended  bool // Run or Fail was given
 	doomed bool // it cannot be verified, so nothing is read
@@ -557,7 +597,7 @@ func (d *readerSim) start() {
 		Engine: d.name, Host: "d", Port: 1, Ranks: len(d.w.geo.reads), Blocks: simLocal, Seed: 5, Trace: d.traced.fetches(),
 	})
 	d.w.must(err, "setup", "reader")
-	d.sched, d.requests, d.ranks, d.free = s, map[string]*readerRequest{}, nil, nil
+	d.sched, d.requests, d.ranks, d.free, d.told = s, map[string]*readerRequest{}, nil, nil, map[Peer]time.Time{}
 	for b := range simLocal {
 		d.free = append(d.free, b)
 	}
@@ -581,12 +621,19 @@ func (d *readerSim) accept() {
 	}
 	// Mostly the last ones: old offers are dead.
 	l := offers[max(0, len(offers)-1-d.w.choose(3, "offer"))]
-	if d.sched.OnNewRequest(d.w.now, id, l.params) != nil {
+	q := &readerRequest{id: id, params: l.params}
+	if d.w.choose(12, "elsewhere") == 0 {
+		q.params = l.params.Clone()
+		q.params.RemoteHost = "elsewhere"
+		d.w.seen["elsewhere"]++
+	}
+	if d.sched.OnNewRequest(d.w.now, id, q.params) != nil {
 		return // an earlier request of the id is being settled
 	}
 	d.w.steps++
 	l.reader = d
-	d.requests[id] = &readerRequest{id: id, life: l}
+	q.life = l
+	d.requests[id] = q
 }
 
 func (d *readerSim) pick(fits func(*readerRequest) bool) *readerRequest {
@@ -616,7 +663,7 @@ func (d *readerSim) allocate() {
 		n = 0
 	}
 	blocks := slices.Clone(d.free[:n])
-	if err := d.sched.OnBlocksAllocated(d.w.now, q.id, q.life.params, [][]int{blocks}); err != nil {
+	if err := d.sched.OnBlocksAllocated(d.w.now, q.id, q.params, [][]int{blocks}); err != nil {
 		violate("P4", "pull: %v", err)
 	}
 	d.w.steps++
@@ -637,7 +684,7 @@ func (d *readerSim) pullAgain() {
 	if q == nil {
 		return
 	}
-	if d.sched.OnBlocksAllocated(d.w.now, q.id, q.life.params, [][]int{q.blocks}) == nil {
+	if d.sched.OnBlocksAllocated(d.w.now, q.id, q.params, [][]int{q.blocks}) == nil {
 		violate("P1", "%s pulls %q again over its own active READ", d.name, q.id)
 	}
 }
@@ -670,22 +717,25 @@ func (d *readerSim) step() {
 // checkHeartbeat compares a due heartbeat with the naive list of what has to be
 // kept alive.
 func (d *readerSim) checkHeartbeat(p Plan) {
-	if len(p.Heartbeat) == 0 {
-		return
-	}
-	var want, got []string
-	for _, q := range d.requests {
-		if !q.ended && !q.doomed {
-			want = append(want, fmt.Sprint(targetOf(q.life.params)))
+	for _, h := range p.Heartbeat {
+		if last, known := d.told[h.Peer]; known && !d.w.now.Before(last) && d.w.now.Sub(last) < 5*time.Second {
+			violate("P5", "%s heartbeats %s again after %v", d.name, h.Peer.Host, d.w.now.Sub(last))
 		}
-	}
-	for _, t := range p.Heartbeat[0].Targets {
-		got = append(got, fmt.Sprint(t))
-	}
-	slices.Sort(want)
-	slices.Sort(got)
-	if want = slices.Compact(want); !slices.Equal(want, got) {
-		violate("P5", "%s heartbeats %v, it waits for %v", d.name, got, want)
+		d.told[h.Peer] = d.w.now
+		var want, got []string
+		for _, q := range d.requests {
+			if !q.ended && !q.doomed && q.params.Peer() == h.Peer {
+				want = append(want, fmt.Sprint(targetOf(q.params)))
+			}
+		}
+		for _, t := range h.Targets {
+			got = append(got, fmt.Sprint(t))
+		}
+		slices.Sort(want)
+		slices.Sort(got)
+		if want = slices.Compact(want); !slices.Equal(want, got) {
+			violate("P5", "%s heartbeats %v at %s, it waits for %v", d.name, got, h.Peer.Host, want)
+		}
 	}
 }
 
@@ -694,9 +744,6 @@ func (d *readerSim) say(r *readerRank, to int, request string, nonce int64) {
 	shown := nonce
 	if d.legacy {
 		shown = 0
-	}
-	if shown == 0 {
-		d.w.loose[request] = true
 	}
 	if l := d.w.byKey[Key{request, nonce}]; l != nil {
 		l.said[to][r.agent] = true
@@ -721,6 +768,13 @@ func (d *readerSim) run(i int) {
 		}
 		for _, pl := range p.Read {
 			pl = viaPlan(pl)
+			if q := d.requests[pl.Request]; q != nil && pl.Peer != q.params.Peer() {
+				violate("P5", "%s reads %q at %v, its params name %v", d.name, pl.Request, pl.Peer, q.params.Peer())
+			}
+			if pl.Peer.Host == "elsewhere" {
+				res.Failed = append(res.Failed, Failure{Request: pl.Request, Cause: CauseHandshake, Message: "nobody is there"})
+				continue
+			}
 			if err := r.pulls.Start(pl, w.geo.reads[i]); err != nil {
 				res.Failed = append(res.Failed, Failure{Request: pl.Request, Cause: CauseOf(err), Message: err.Error()})
 				continue
@@ -730,6 +784,9 @@ func (d *readerSim) run(i int) {
 			}
 		}
 		for _, h := range p.Heartbeat {
+			if h.Peer.Host == "elsewhere" {
+				continue
+			}
 			msg, _, err := AppendHeartbeat(nil, h.Targets, 0)
 			w.must(err, "P4", "heartbeat")
 			var bySlot []Target
@@ -747,6 +804,9 @@ func (d *readerSim) run(i int) {
 			}
 		}
 		for _, rel := range p.Release {
+			if rel.Peer.Host == "elsewhere" {
+				continue
+			}
 			for _, to := range w.geo.reads[i] {
 				d.say(r, to, rel.RemoteRequest, rel.Nonce)
 			}
@@ -944,7 +1004,12 @@ func (w *world) act() {
 		{10, d.accept}, {10, d.allocate}, {1, d.pullAgain}, {10, d.step}, {25, func() { d.run(j) }}, {40, func() { d.read(j) }},
 		{20, func() { d.check(j) }}, {1, func() { d.giveUp(j) }}, {15, func() { d.report(j) }}, {2, func() { d.finish(true) }}, {10, func() { d.finish(false) }}, {1, d.restart},
 		{3, func() { w.now = w.now.Add(time.Duration(w.choose(9, "seconds")) * time.Second) }},
-		{1, func() { w.now = w.now.Add(-2 * time.Second) }},
+		{1, func() {
+			w.now = w.now.Add(-2 * time.Second)
+			for _, d := range w.readers {
+				clear(d.told) // and each peer may be told once more
+			}
+		}},
 	}
 	total := 0
 	for _, a := range actions {

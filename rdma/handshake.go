@@ -161,19 +161,7 @@ func parsePayload(payload []byte, rank rankID, want expected) (*Reply, error) {
 }
 
 func parseClock(b []byte) (v float64, err error) {
-	var rest []byte
-	switch msgp.NextType(b) {
-	case msgp.Float32Type:
-		var f float32
-		f, rest, err = msgp.ReadFloat32Bytes(b)
-		v = float64(f)
-	case msgp.IntType, msgp.UintType:
-		var i int64
-		i, rest, err = msgp.ReadInt64Bytes(b)
-		v = float64(i)
-	default:
-		v, rest, err = msgp.ReadFloat64Bytes(b)
-	}
+	v, rest, err := readNumber(b)
 	if err == nil && len(rest) > 0 {
 		err = fmt.Errorf("%d bytes too many", len(rest))
 	}

@@ -328,9 +328,26 @@ func readInt(b []byte) (int, []byte, error) {
 	return int(v), rest, err
 }
 
+// readNumber reads a number of any type.
+func readNumber(b []byte) (v float64, rest []byte, err error) {
+	switch msgp.NextType(b) {
+	case msgp.Float32Type:
+		var f float32
+		f, rest, err = msgp.ReadFloat32Bytes(b)
+		v = float64(f)
+	case msgp.IntType, msgp.UintType:
+		var i int64
+		i, rest, err = msgp.ReadInt64Bytes(b)
+		v = float64(i)
+	default:
+		v, rest, err = msgp.ReadFloat64Bytes(b)
+	}
+	return v, rest, err
+}
+
 // readSeconds reads a duration of up to lease.MaxTTL in seconds.
 func readSeconds(b []byte) (time.Duration, []byte, error) {
-	v, rest, err := msgp.ReadFloat64Bytes(b)
+	v, rest, err := readNumber(b)
 	if err == nil && !(v >= 0 && v <= lease.MaxTTL.Seconds()) {
 		err = fmt.Errorf("%v s is out of range", v)
 	}

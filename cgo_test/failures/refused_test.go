@@ -8,8 +8,7 @@ import (
 	"github.com/nixlgo/nixlgo/lease"
 )
 
-// A reader that does not fit its owner is refused in the handshake, before any READ. The owner is told at once that it will not
-// read.
+// A reader that does not fit its owner is refused in the handshake, before any READ, and leaves the lease to one that does.
 func TestReadersThatDoNotFitAreRefused(t *testing.T) {
 	none := uint64(0)
 	owner := launch(t, "owner", setup{Memlock: &none}, where{})

@@ -115,7 +115,7 @@ var (
 		"ssm_sizes", "attn_backend_name", "physical_blocks_per_logical_kv_block"}
 	required = append(slices.Clone(version4), "block_strides")
 	optional = []string{"region_num_blocks", "region_group_ids", "region_names", "region_mem_types", "dcp_size", "pcp_size", "ple_block_len",
-		"region_members", "packed_member_layouts", "lease_slots_base_addr", "lease_slots_count", "lease_slot_heartbeats"}
+		"region_members", "packed_member_layouts", "lease_slots_base_addr", "lease_slots_count", "lease_slot_heartbeats", "lease_duration"}
 )
 
 // vllm#23587, vllm#29503, cases.md 43
@@ -153,6 +153,10 @@ func TestReaderOfMetadataOfOtherVersions(t *testing.T) {
 		{"version 4", only(version4), "key block_strides is missing"},
 		{"version 14 without its defaults", only(append(required, "lease_slots_base_addr", "lease_slots_count")), ""},
 		{"no heartbeats by slot", without("lease_slot_heartbeats"), ""},
+		{"no lease duration", without("lease_duration"), ""},
+		{"a lease duration in whole seconds", with("lease_duration", 30), ""},
+		{"a lease duration of centuries", with("lease_duration", 1e18), "lease_duration"},
+		{"a lease duration that is none", with("lease_duration", "30s"), "lease_duration"},
 		{"a fork's pipeline ranks", func(m map[string]any) {
 			m["pp_rank"], m["pp_size"], m["registered_layer_names"] = 0, 1, []any{"a", "b"}
 		}, ""},

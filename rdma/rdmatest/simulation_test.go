@@ -33,9 +33,9 @@ type simulation struct {
 }
 
 // simEvents says what may happen besides requests that are published, read and given up.
-type simEvents struct{ addresses, days, late, outages, refusals, shared, short bool }
+type simEvents struct{ addresses, days, late, outages, refusals, shared bool }
 
-var everything = simEvents{true, true, true, true, true, true, true}
+var everything = simEvents{true, true, true, true, true, true}
 
 const simInterval = 5 * time.Second // of leases of 30 s
 
@@ -208,10 +208,13 @@ func (x *simulation) squat() {
 }
 
 func (x *simulation) accept() {
-	if len(x.offers) == 0 {
-		return
+	if len(x.offers) > 0 {
+		x.take(x.rng.IntN(len(x.offers)))
 	}
-	i := x.rng.IntN(len(x.offers))
+}
+
+// take brings an offer to a reader.
+func (x *simulation) take(i int) {
 	p := x.offers[i]
 	d := p.reader
 	if d == nil {
@@ -343,13 +346,26 @@ func (x *simulation) act() {
 		}
 		x.disturb()
 		x.seen["outages"]++
+		if x.chance(3) {
+			for range 100 + x.rng.IntN(200) {
+				x.tick(time.Second)
+			}
+		}
 	case n < 86 && x.away:
 		x.owner.up(x.t)
 		x.network.Swallow(x.owner.address, false)
 		x.away = false
-		x.disturb() // what is new from here on has to be well in a handshake's time
-		for range 60 {
-			x.tick(100 * time.Millisecond)
+		x.disturb()
+		// What is new from here on is kept, and read after two seconds.
+		for wait := range 2 {
+			n := len(x.offers)
+			if x.publish(); len(x.offers) > n {
+				x.take(n)
+			}
+			for range []int{2, 45}[wait] {
+				x.tick(time.Second)
+			}
+			x.schedule()
 		}
 	case n == 86 && x.events.days && x.chance(8):
 		x.disturb()
