@@ -78,7 +78,7 @@ type Config struct {
 	// rdma/etcd has one for etcd. Nil: side channels only.
 	Etcd rdma.Directory
 
-	HandshakeTimeout time.Duration // 0: 5 s
+	HandshakeTimeout time.Duration // 0: a third of a lease, 1 s to 5 s
 	ReadTimeout      time.Duration // of a fetch, from its arrival; 0: 60 s
 	MaxBytesPerPeer  int64         // read from one owner at a time; 0: 1 GiB, see rdma.WorkerConfig
 	MaxReadsPerPeer  int           // fetches from one owner at a time, others wait in order of arrival; 0: 256

@@ -132,7 +132,8 @@
 //	D sends the notification, which carries the nonce       TestMessagesHaveTheirExactBytes
 //	a matching nonce proves that P held the blocks          TestModelKeepsItsPropertiesInAnyOrder
 //
-// The protocol is also model-checked: go run ./lease/spec.
+// The protocol is also a model for SPIN, in lease/spec, whose files say what is
+// in it: go run ./lease/spec.
 //
 // # What can be seen of it
 //
