@@ -84,8 +84,8 @@ type modelLife struct {
 	blocks   []int // at finish
 	exported bool
 	revoked  bool
-	refused  bool // by a rank, at its admission
-	told     bool // the scheduler knows that
+	refused  map[int]bool // by these owner ranks, at its admission
+	told     bool         // the scheduler knows that
 	freed    bool
 	ended    map[int]Reason    // by owner rank
 	said     []map[string]bool // senders of read-completes, by owner rank
@@ -255,7 +255,7 @@ func (o *ownerSim) schedule(q *ownerRequest) {
 	if q.life == nil {
 		l := o.sched.lives[q.id]
 		o.w.content++
-		q.life = &modelLife{key: Key{q.id, l.nonce}, slot: l.slot, content: o.w.content, epoch: o.w.epochs, ended: map[int]Reason{}}
+		q.life = &modelLife{key: Key{q.id, l.nonce}, slot: l.slot, content: o.w.content, epoch: o.w.epochs, ended: map[int]Reason{}, refused: map[int]bool{}}
 		for range o.ranks {
 			q.life.said = append(q.life.said, map[string]bool{})
 		}
@@ -347,14 +347,14 @@ func (o *ownerSim) run(i int) {
 			if w.choose(60, "refuse") == 0 {
 				// As rdma.Worker does with an admission that its table refuses.
 				refused = append(refused, Ended{a.Request, a.Nonce, ReasonAborted})
-				w.byKey[Key{a.Request, a.Nonce}].refused = true
+				w.byKey[Key{a.Request, a.Nonce}].refused[i] = true
 				w.seen["refused"]++
 				continue
 			}
 			w.must(r.Admit(w.now, a), "P3", "admit")
 		}
 		for _, g := range work.plan.Grant {
-			if r.find(g.Request, g.Nonce) == none && w.byKey[Key{g.Request, g.Nonce}].refused {
+			if r.find(g.Request, g.Nonce) == none && w.byKey[Key{g.Request, g.Nonce}].refused[i] {
 				refused = append(refused, Ended{g.Request, g.Nonce, ReasonAborted})
 				continue
 			}
@@ -411,7 +411,7 @@ func (o *ownerSim) report(i int) {
 	r.results = nil
 	for _, res := range results {
 		for _, e := range res.Sent {
-			if l := o.w.byKey[Key{e.Request, e.Nonce}]; l.refused && !l.exported && e.Reason == ReasonAborted {
+			if l := o.w.byKey[Key{e.Request, e.Nonce}]; len(l.refused) > 0 && !l.exported && e.Reason == ReasonAborted {
 				l.told = true
 			}
 		}
