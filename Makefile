@@ -15,7 +15,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-versions demo build test test-race test-asan test-pynixl test-topology interop-vllm chaos soak-lease fuzz check abi-check parity deploy-check docs-check mutants \
-  api-coverage matrix test-etcd model-check bench bench-lease bench-binding bench-read bench-fleet bench-etcd ci clean
+  api-coverage matrix test-etcd model-check model-check-long bench bench-lease bench-binding bench-read bench-fleet bench-etcd ci clean
 
 # Tests must find this NIXL, never another one of the machine.
 export NIXLGO_LIBRARY = $(CURDIR)/.nixl/.nixl_cu12.mesonpy.libs/libnixl_capi.so
@@ -180,12 +180,16 @@ docs-check: setup build ## the documents: code, commands, links, names, tables
 parity: ## which test stands for which public bug report and peer test
 	@go run ./cmd/nixlgo/internal/parity
 
-model-check: ## the verification protocol in SPIN, with mutants that it must catch
+model-check: ## the protocol of the leases in SPIN, with mutants that it must catch
 	@$(call need,spin -V,spin (Debian: apt-get install spin)); $(need_cc)
 	@go run ./lease/spec
 
 mutants: setup ## the source broken in one place at a time, each of which a test must notice, in out/mutants.json
 	@go run ./cgo_test/mutants
+
+model-check-long: ## the larger configurations, and the usual ones without partial order reduction (half an hour, 6 GB)
+	@$(call need,spin -V,spin (Debian: apt-get install spin)); $(need_cc)
+	@go run ./lease/spec -long
 
 fuzz: setup-test ## every fuzz target for FUZZTIME
 	@for p in $$(go list ./...); do \

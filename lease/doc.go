@@ -94,7 +94,7 @@
 //	requests are grouped by remote_engine_id                TestHeartbeatsStartWhenARequestIsQueued
 //	throttled by the interval                               TestHeartbeatsAreThrottledPerPeer
 //	stops when the load completes or the request ends       TestHeartbeatsStopWithTheLoadOrTheRequest
-//	deferred until the handshake completes                  TestAHeartbeatFollowsTheConnectionAtOnce
+//	deferred until the handshake completes                  TestHeartbeatsAreDeferredUntilTheHandshakeCompletes
 //	messages starting with "HB:"                            TestMessagesHaveTheirExactBytes
 //	heartbeats after a long forward pass still count        TestOnlyWhatWasNotReapedCanBeRenewed
 //	several Ds refresh one lease with no downside           TestModelOfATableAgreesWithIt
@@ -112,7 +112,7 @@
 //
 //	slot and nonce at first scheduling, same step           TestAnOwnerLendsASlotInTheStepThatSchedulesAndExportsAtFinish
 //	exported as remote_lease_slot and remote_lease_nonce    TestParamsAreWrittenAsVLLMWritesThem
-//	zeroed before it is reported, read or expired           TestALifeShowsItsNonceFromAdmissionToItsEnd
+//	zeroed before it is reported, read or expired           TestASlotIsZeroBeforeItsLifeIsReported
 //	a slot is reused only after the blocks were freed       TestBlocksAndSlotComeBackWhenTheLastRankReported
 //	nonces are unique                                       TestNoncesAreUnpredictableAndNeverRepeat
 //	kv_lease_slots defaults to KV blocks + max_num_seqs     TestThereAreAsManySlotsAsBlocksAndSequences

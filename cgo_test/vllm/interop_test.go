@@ -292,14 +292,15 @@ func (v pair) hashMismatch(t *testing.T) {
 	p, d := v.p.For(t), v.d.For(t)
 	other := func(c *rdma.WorkerConfig) { c.Compatibility = "0123" }
 	params, _ := prefill(t, p, "other-hash", prompt(40))
-	want := p.Blocks(params.RemoteBlockIDs[0])
-
 	e := newEngine(t, "go-other-hash", p.Ready(), engineOptions{lease: unverified, worker: other})
 	f := e.refused(t, "local", params, 1, 2)
 	require.ErrorIs(t, f.Err, lease.ErrHandshake)
 	require.ErrorContains(t, f.Err, p.Ready().CompatibilityHash)
 	require.ErrorContains(t, f.Err, "0123")
 
+	// Blocks that nobody has had to do with, and that P holds until they are read.
+	params, _ = prefill(t, p, "any-hash", prompt(41))
+	want := p.Blocks(params.RemoteBlockIDs[0])
 	lax := newEngine(t, "go-any-hash", p.Ready(), engineOptions{lease: unverified, worker: func(c *rdma.WorkerConfig) {
 		other(c)
 		c.AnyCompatibility = true

@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/nixlgo/nixlgo"
+	"github.com/nixlgo/nixlgo/cgo_test/ports"
 	"github.com/nixlgo/nixlgo/lease"
 	"github.com/nixlgo/nixlgo/lease/hold"
 )
@@ -275,4 +276,28 @@ func TestAReleaseWhileADecoderHasTheParamsIsOnlySafeIfItVerifies(t *testing.T) {
 	require.NoError(t, trusting.Fetch(ctx, params, []int{3, 4}))
 	requireNode(t, trusting, 0x55, 3, 4)
 	require.Zero(t, next.Reason(), "the second prompt is still held")
+}
+
+// B13: a hold whose owner has moved, or never was at its address, is renewed there in vain. The others of that engine are renewed
+// and released as if it were not.
+func TestHoldServesTheOthersBesideABadOne(t *testing.T) {
+	t.Parallel() // it waits, mostly
+	const duration = 3 * time.Second
+	exe := program(t)
+	owner := startNode(t, holdLease(duration))
+	d := startHold(t, exe, append(socketArgs(t), "--lease", duration.String())...)
+	bad, good := publish(t, owner, "bad", 1), publish(t, owner, "good", 2)
+	moved := bad.Params()
+	var err error
+	moved.RemotePort, err = ports.Free()
+	require.NoError(t, err)
+	text, err := json.Marshal(moved)
+	require.NoError(t, err)
+	_, err = d.Hold(t.Context(), text, time.Minute)
+	require.NoError(t, err)
+	h := holdOf(t, d, good, time.Minute)
+	requireHeld(t, 5*duration/2, good)
+	requireEnds(t, bad, lease.ReasonExpired)
+	require.NoError(t, d.Release(t.Context(), h.ID))
+	requireEnds(t, good, lease.ReasonRead)
 }

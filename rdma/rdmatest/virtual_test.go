@@ -144,3 +144,17 @@ func outage(t *testing.T, duration, away time.Duration, hole bool) {
 	require.NotContains(t, owner.freed, "alive", "away for %s", away)
 	require.True(t, reader.ran["new"], "away for %s: %v", away, failure(reader.engine, "new"))
 }
+
+// G8: an owner whose leases last two seconds is renewed in time by a reader whose own last thirty, which learns it in the handshake.
+func TestAShortLeaseIsRenewedByAReaderOfLongOnes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		network := rdmatest.NewNetwork()
+		owner := newVirtual(t, network, &now, "owner", func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Duration = 2 * time.Second })
+		reader := newVirtual(t, network, &now, "reader")
+		reader.arrive("local", owner.publish("req", 7, 3))
+		pass(&now, time.Minute, 50*time.Millisecond, reader, owner)
+		require.NotContains(t, owner.freed, "req")
+		require.InDelta(t, 60*3, reader.ranks[0].w.Stats().HeartbeatsSent, 30, "every third of a second")
+	})
+}

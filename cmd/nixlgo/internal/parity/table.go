@@ -20,8 +20,11 @@ type section struct {
 }
 
 func (s section) kind() string {
-	if s.name == "case" {
+	switch s.name {
+	case "case":
 		return "case"
+	case "defects":
+		return "defect"
 	}
 	return "peer"
 }
@@ -42,6 +45,8 @@ var sections = []section{
 	{"B", "nixl-sys", numbered("B", 58)},
 	{"C", "NIXL, C++ and Python", numbered("C", 19)},
 	{"D", "What the peers' tests leave open", numbered("D", 7)},
+	{"defects", "Defects that users, attackers and auditors measured", slices.Concat([]string{"defects.A3", "defects.A4", "defects.A7", "defects.B13"},
+		numbered("defects.E", 12), []string{"defects.F1", "defects.G2", "defects.G6", "defects.G8", "defects.G17"})},
 }
 
 // numbered returns prefix+1 … prefix+n, then prefix and each of more.
@@ -60,7 +65,7 @@ func numbered(prefix string, n int, more ...int) []string {
 type row struct {
 	line      int
 	id        string
-	kind      string // case or peer
+	kind      string // case, peer or defect
 	behaviour string
 	tests     []string // as written in the table: package.Test or package.Test/sub
 	reason    string   // why there is no test, or what the tests do not cover
