@@ -343,3 +343,15 @@ func TestAShorterPromptIsReadUpToItsEnd(t *testing.T) {
 	require.NoError(t, p.Hold(t0, "held", with(offer("A", 1), func(p *Params) { p.RemoteEngineID = "another" })))
 	requireRefused(t, p.ReadUpTo("held", 1), ErrUnknown)
 }
+
+// E2: a deadline is placed from now, however old the sample is, and none is further than the longest lease.
+func TestADeadlineIsClampedFromNow(t *testing.T) {
+	var c ClockOffset
+	require.NoError(t, c.Add(t0, t0, 100))
+	for _, days := range []float64{0, 1, 29, 31, 365} {
+		now := at(days * 86400)
+		require.WithinDuration(t, now.Add(480*time.Second), c.Local(now, 100+days*86400+480), time.Millisecond, "after %v days", days)
+		require.Equal(t, now.Add(MaxTTL), c.Local(now, 1e18))
+		require.Equal(t, now.Add(-MaxTTL), c.Local(now, math.NaN()))
+	}
+}

@@ -506,7 +506,7 @@ func (w *Worker) heal(now time.Time, res *lease.Result) {
 			if !w.connect(p, now, p.lost) && !p.lost {
 				w.failWaiting(p, now, res)
 			}
-		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)):
+		case p.state == idle && now.After(p.retryAt.Add(maxBackoff)) && now.After(p.used.Add(maxBackoff)):
 			delete(p.home, p.info)
 			continue
 		}

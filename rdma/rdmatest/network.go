@@ -3,6 +3,7 @@ package rdmatest
 import (
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"sync"
 	"unsafe"
@@ -24,6 +25,8 @@ type Network struct {
 	cut        map[link]bool
 	sides      map[string]*sideListener // by address
 	holes      map[string]bool          // addresses whose packets get lost
+	mute       map[string]bool          // addresses that take connections and say nothing
+	muted      []net.Conn               // those
 }
 
 // link names two fabrics by life, the smaller first.
@@ -33,7 +36,7 @@ func linkOf(a, b *Fabric) link { return link{min(a.life, b.life), max(a.life, b.
 
 // NewNetwork makes a network without fabrics.
 func NewNetwork() *Network {
-	return &Network{next: 1 << 40, cut: map[link]bool{}, sides: map[string]*sideListener{}, holes: map[string]bool{}}
+	return &Network{next: 1 << 40, cut: map[link]bool{}, sides: map[string]*sideListener{}, holes: map[string]bool{}, mute: map[string]bool{}}
 }
 
 // Memory is memory that fabrics of the network can register. It implements rdma.Memory.

@@ -40,6 +40,13 @@ func (n *Network) Dial(ctx context.Context, network, address string) (net.Conn, 
 	if l == nil {
 		return fail(syscall.ECONNREFUSED)
 	}
+	if n.isMute(address) {
+		here, there := net.Pipe()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.muted = append(n.muted, there) // it is open, and nobody reads it
+		return buffered(here), nil
+	}
 	near, far := net.Pipe()
 	here, there := buffered(near), buffered(far)
 	select {
@@ -63,6 +70,20 @@ func (n *Network) Swallow(address string, on bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.holes[address] = on
+}
+
+// Mute makes a side channel one whose process is stopped, or ends that: connections are made, and never say a word, not even
+// later.
+func (n *Network) Mute(address string, on bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.mute[address] = on
+}
+
+func (n *Network) isMute(address string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.mute[address]
 }
 
 // bufferedConn is one end of a net.Pipe whose writes do not wait for the other end to read, as those of a socket do not.

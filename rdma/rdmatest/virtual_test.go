@@ -92,11 +92,12 @@ func TestLeasesSurviveAnOutageOfAnyLength(t *testing.T) {
 		step = 17
 	}
 	for _, duration := range []time.Duration{3 * time.Second, 30 * time.Second, 60 * time.Second} {
-		for _, hole := range []bool{false, true} {
-			t.Run(fmt.Sprintf("leases of %s, packets get lost: %v", duration, hole), func(t *testing.T) {
+		for name, kind := range map[string]outage{"refuses": refuses, "loses packets": losesPackets, "is stopped": isStopped} {
+			t.Run(fmt.Sprintf("leases of %s, the owner %s", duration, name), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					for away := 0; away <= 300; away += step {
-						outage(t, duration, time.Duration(away)*time.Second, hole)
+						phase := lease.Config{Duration: duration}.Interval() * time.Duration(away%10) / 10
+						survives(t, duration, time.Duration(away)*time.Second+phase, kind)
 					}
 				})
 			})
@@ -104,7 +105,38 @@ func TestLeasesSurviveAnOutageOfAnyLength(t *testing.T) {
 	}
 }
 
-func outage(t *testing.T, duration, away time.Duration, hole bool) {
+// outage is how a side channel is away.
+type outage int
+
+const (
+	refuses outage = iota
+	losesPackets
+	isStopped
+)
+
+func (o outage) begin(t *testing.T, v *virtual) {
+	switch o {
+	case refuses:
+		v.down(t)
+	case losesPackets:
+		v.net.Swallow(v.address, true)
+	case isStopped:
+		v.net.Mute(v.address, true)
+	}
+}
+
+func (o outage) end(t *testing.T, v *virtual) {
+	switch o {
+	case refuses:
+		v.up(t)
+	case losesPackets:
+		v.net.Swallow(v.address, false)
+	case isStopped:
+		v.net.Mute(v.address, false)
+	}
+}
+
+func survives(t *testing.T, duration, away time.Duration, kind outage) {
 	t.Helper()
 	now := time.Now()
 	network := rdmatest.NewNetwork()
@@ -120,11 +152,10 @@ func outage(t *testing.T, duration, away time.Duration, hole bool) {
 	}()
 	interval := lease.Config{Duration: duration}.Interval()
 	every := interval / 4
-	// what a lease needs to have left: a handshake that hangs, a back-off, and two steps
-	need := min(5*time.Second, max(time.Second, duration/3)) + interval + 2*every
+	// what a lease needs to have left: a handshake that hangs, a back-off, and a step
+	need := min(5*time.Second, max(time.Second, duration/3)) + interval + every
 
-	network.Swallow("owner:1", hole)
-	owner.down(t)
+	kind.begin(t, owner)
 	reader.arrive("first", owner.publish("first", 7, 0)) // queued all the time
 	until := away - (duration - need)
 	if until > 0 {
@@ -134,9 +165,11 @@ func outage(t *testing.T, duration, away time.Duration, hole bool) {
 	pass(&now, min(away, duration-need), every, reader, owner)
 	require.NotContains(t, owner.freed, "alive", "away for %s", away)
 
-	owner.up(t)
-	network.Swallow("owner:1", false)
+	kind.end(t, owner)
 	reader.arrive("fresh", owner.publish("fresh", 9, 2))
+	if kind == isStopped { // what hangs has to end
+		pass(&now, need, every, reader, owner)
+	}
 	pass(&now, 2*time.Second, every, reader, owner)
 	reader.pull("new", owner.publish("new", 10, 3), 4)
 	pass(&now, 2*duration, every, reader, owner)
