@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -262,10 +263,12 @@ func (c *chaos) fault() error {
 		return err
 	case n < 6:
 		c.t.faults["SIGSTOP "+p.role]++
-		p.stopped = true
-		if err := p.Cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+		if err := p.Cmd.Process.Signal(syscall.SIGSTOP); errors.Is(err, os.ErrProcessDone) {
+			return nil // UCX took it down just now, which its end will say
+		} else if err != nil {
 			return err
 		}
+		p.stopped = true
 		time.AfterFunc(time.Duration(c.rng.Int64N(int64(c.cfg.lease)*5/2)), func() {
 			p.Cmd.Process.Signal(syscall.SIGCONT)
 			c.lines <- heard{p, message{Kind: "continued"}}
