@@ -2,6 +2,7 @@ package nixl
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
 	"time"
@@ -220,7 +221,7 @@ func TestPartialMetadataAdds(t *testing.T) {
 	local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
 	require.NoError(t, err)
 	x, err := reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
-	require.NoError(t, err, "what was prepared before is not stale")
+	require.NoError(t, err, "what was prepared before is not stale; into %#x, from %v", dst.Addr(), descs)
 	finish(t, x)
 	require.NoError(t, x.Close())
 
@@ -228,6 +229,50 @@ func TestPartialMetadataAdds(t *testing.T) {
 	require.ErrorIs(t, check(descs[0]), ErrNotFound)
 	require.ErrorIs(t, reader.InvalidateRemote(owner.Name()), ErrNotFound, "a second time")
 	require.ErrorIs(t, load(regs[0]), ErrNotFound)
+}
+
+// The same wherever the memory lies: the library keeps its ranges sorted by address.
+func TestPartialMetadataAddsInAnyLayout(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 1))
+	var holes []*Buffer
+	for round := range 25 {
+		for range rng.IntN(20) {
+			holes = append(holes, mustBuffer(t, 4096*(1+rng.IntN(4))))
+		}
+		rng.Shuffle(len(holes), func(i, j int) { holes[i], holes[j] = holes[j], holes[i] })
+		for range rng.IntN(len(holes) + 1) {
+			require.NoError(t, holes[0].Close())
+			holes = holes[1:]
+		}
+		owner, reader := newUCX(t, Config{}), newUCX(t, Config{})
+		dst := registered(t, reader, 4096)
+		var regs []*Registration
+		var descs []Desc
+		for range 3 {
+			b := mustBuffer(t, 4096)
+			r, err := owner.Register(b)
+			require.NoError(t, err)
+			regs, descs = append(regs, r), append(descs, blocks(b, 4096)...)
+		}
+		load := func(regs ...*Registration) {
+			blob, err := owner.PartialMetadata(regs...)
+			require.NoError(t, err)
+			_, err = reader.LoadRemote(blob)
+			require.NoError(t, err)
+		}
+		load()
+		load(regs[0])
+		list, err := reader.PrepareRemote(owner.Name(), DRAM, descs[:1])
+		require.NoError(t, err)
+		load(regs[1], regs[2])
+		load(regs[1])
+		local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
+		require.NoError(t, err)
+		x, err := reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
+		require.NoError(t, err, "round %d: into %#x, from %v", round, dst.Addr(), descs)
+		finish(t, x)
+		require.NoError(t, x.Close())
+	}
 }
 
 // A range whose key changed makes the library drop the peer but keep the
