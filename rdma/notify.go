@@ -47,6 +47,7 @@ func (w *Worker) sendBeats(p *peer, targets []lease.Target, res *lease.Result) {
 		if err != nil {
 			w.stats.countUnsent(err)
 			w.broke(p, err)
+			p.beats, p.beatsAt = targets, w.now // they go over the next connection
 			res.HeartbeatFailed = append(res.HeartbeatFailed, p.info.Engine)
 			return
 		}

@@ -191,3 +191,27 @@ func TestAShortLeaseIsRenewedByAReaderOfLongOnes(t *testing.T) {
 		require.InDelta(t, 60*3, reader.ranks[0].w.Stats().HeartbeatsSent, 30, "every third of a second")
 	})
 }
+
+// A heartbeat that finds its connection lost leaves over the next one, and not an interval later.
+func TestAHeartbeatThatFindsItsConnectionLostIsSentAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		network := rdmatest.NewNetwork()
+		owner, reader := newVirtual(t, network, &now, "owner"), newVirtual(t, network, &now, "reader")
+		reader.pull("read", owner.publish("read", 7, 3), 5)
+		pass(&now, time.Second, 100*time.Millisecond, reader, owner)
+		require.True(t, reader.ran["read"], "the connection works")
+		reader.over("read")
+		reader.arrive("local", owner.publish("req", 7, 3))
+		pass(&now, 10*time.Second, 100*time.Millisecond, reader, owner)
+		renewed := func() int64 { return owner.ranks[0].w.Stats().Leases.Renewals }
+		require.NoError(t, reader.ranks[0].f.Forget(owner.ranks[0].f.Name()))
+		before := renewed()
+		failed := reader.sched.Stats().HeartbeatsFailed
+		for reader.sched.Stats().HeartbeatsFailed == failed {
+			pass(&now, 100*time.Millisecond, 100*time.Millisecond, reader, owner)
+		}
+		pass(&now, time.Second, 100*time.Millisecond, reader, owner)
+		require.Greater(t, renewed(), before)
+	})
+}
