@@ -176,24 +176,49 @@ func TestExchangeNeedsAThreadAndAPlace(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// peer-tests C5, B25, B37: connection information first, then range by range.
-func TestPartialMetadataAdds(t *testing.T) {
-	owner, reader := newUCX(t, Config{}), newUCX(t, Config{})
-	dst := registered(t, reader, 4096)
-	var regs []*Registration
-	var descs []Desc
+// parts are an owner of three ranges and a reader that loads them one by one.
+type parts struct {
+	owner, reader *Agent
+	dst           *Buffer
+	regs          []*Registration
+	descs         []Desc
+	load          func(regs ...*Registration) error
+}
+
+func newParts(t *testing.T) parts {
+	t.Helper()
+	p := parts{owner: newUCX(t, Config{}), reader: newUCX(t, Config{})}
+	p.dst = registered(t, p.reader, 4096)
 	for range 3 {
 		b := mustBuffer(t, 4096)
-		r, err := owner.Register(b)
+		r, err := p.owner.Register(b)
 		require.NoError(t, err)
-		regs, descs = append(regs, r), append(descs, blocks(b, 4096)...)
+		p.regs, p.descs = append(p.regs, r), append(p.descs, blocks(b, 4096)...)
 	}
-	load := func(regs ...*Registration) error {
-		blob, err := owner.PartialMetadata(regs...)
+	p.load = func(regs ...*Registration) error {
+		blob, err := p.owner.PartialMetadata(regs...)
 		require.NoError(t, err)
-		_, err = reader.LoadRemote(blob)
+		_, err = p.reader.LoadRemote(blob)
 		return err
 	}
+	return p
+}
+
+// read reads the first range by a list that was prepared before the others came.
+func (p parts) read(t *testing.T, list *List) {
+	t.Helper()
+	local, err := p.reader.PrepareLocal(DRAM, blocks(p.dst, 4096))
+	require.NoError(t, err)
+	x, err := p.reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
+	require.NoError(t, err, "what was prepared before is not stale; into %#x, from %v", p.dst.Addr(), p.descs)
+	finish(t, x)
+	require.NoError(t, x.Close())
+}
+
+// peer-tests C5, B25, B37: connection information first, then range by range.
+func TestPartialMetadataAdds(t *testing.T) {
+	p := newParts(t)
+	owner, reader, regs, descs, load := p.owner, p.reader, p.regs, p.descs, p.load
 	check := func(d Desc) error {
 		err := reader.CheckRemote(owner.Name(), DRAM, []Desc{d})
 		list, prepared := reader.PrepareRemote(owner.Name(), DRAM, []Desc{d})
@@ -218,12 +243,7 @@ func TestPartialMetadataAdds(t *testing.T) {
 	for _, d := range descs {
 		require.NoError(t, check(d))
 	}
-	local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
-	require.NoError(t, err)
-	x, err := reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
-	require.NoError(t, err, "what was prepared before is not stale; into %#x, from %v", dst.Addr(), descs)
-	finish(t, x)
-	require.NoError(t, x.Close())
+	p.read(t, list)
 
 	require.NoError(t, reader.InvalidateRemote(owner.Name()))
 	require.ErrorIs(t, check(descs[0]), ErrNotFound)
@@ -235,7 +255,7 @@ func TestPartialMetadataAdds(t *testing.T) {
 func TestPartialMetadataAddsInAnyLayout(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	var holes []*Buffer
-	for round := range 25 {
+	for range 25 {
 		for range rng.IntN(20) {
 			holes = append(holes, mustBuffer(t, 4096*(1+rng.IntN(4))))
 		}
@@ -244,34 +264,14 @@ func TestPartialMetadataAddsInAnyLayout(t *testing.T) {
 			require.NoError(t, holes[0].Close())
 			holes = holes[1:]
 		}
-		owner, reader := newUCX(t, Config{}), newUCX(t, Config{})
-		dst := registered(t, reader, 4096)
-		var regs []*Registration
-		var descs []Desc
-		for range 3 {
-			b := mustBuffer(t, 4096)
-			r, err := owner.Register(b)
-			require.NoError(t, err)
-			regs, descs = append(regs, r), append(descs, blocks(b, 4096)...)
-		}
-		load := func(regs ...*Registration) {
-			blob, err := owner.PartialMetadata(regs...)
-			require.NoError(t, err)
-			_, err = reader.LoadRemote(blob)
-			require.NoError(t, err)
-		}
-		load()
-		load(regs[0])
-		list, err := reader.PrepareRemote(owner.Name(), DRAM, descs[:1])
+		p := newParts(t)
+		require.NoError(t, p.load())
+		require.NoError(t, p.load(p.regs[0]))
+		list, err := p.reader.PrepareRemote(p.owner.Name(), DRAM, p.descs[:1])
 		require.NoError(t, err)
-		load(regs[1], regs[2])
-		load(regs[1])
-		local, err := reader.PrepareLocal(DRAM, blocks(dst, 4096))
-		require.NoError(t, err)
-		x, err := reader.NewTransfer(Read, local, nil, list, nil, TransferOptions{})
-		require.NoError(t, err, "round %d: into %#x, from %v", round, dst.Addr(), descs)
-		finish(t, x)
-		require.NoError(t, x.Close())
+		require.NoError(t, p.load(p.regs[1], p.regs[2]))
+		require.NoError(t, p.load(p.regs[1]))
+		p.read(t, list)
 	}
 }
 
