@@ -66,9 +66,9 @@ func idOf(p Peer, t Target) leaseID {
 type sharing struct {
 	id       leaseID
 	requests int
-	readAt   *Peer   // where one of them read it, nil if none did
-	lapsed   bool    // it is over at the owner, who is told nothing
-	release  Release // while it is in the queue
+	readAt   *Peer    // where one of them read it, nil if none did
+	lapsed   bool     // it is over at the owner, who is told nothing
+	release  *Release // while it is in the queue
 }
 
 // beatQueue is a heap of peers: the urgent ones first, then those that are due
@@ -108,7 +108,7 @@ func newPeers(duration time.Duration) peers {
 }
 
 // add counts one more request of a lease.
-func (ps *peers) add(addr Peer, t Target, heartbeat bool) *peer {
+func (ps *peers) add(addr Peer, t Target, heartbeat bool) (*peer, *sharing) {
 	p := ps.byPeer[addr]
 	if p == nil {
 		ps.added++
@@ -119,12 +119,14 @@ func (ps *peers) add(addr Peer, t Target, heartbeat bool) *peer {
 		ps.used++
 	}
 	id := idOf(addr, t)
-	if ps.leases[id] == nil {
-		ps.leases[id] = &sharing{id: id}
+	s := ps.leases[id]
+	if s == nil {
+		s = &sharing{id: id}
+		ps.leases[id] = s
 	}
-	ps.leases[id].requests++
+	s.requests++
 	if !heartbeat {
-		return p
+		return p, s
 	}
 	ps.tracked++
 	b := p.beats[t]
@@ -138,7 +140,7 @@ func (ps *peers) add(addr Peer, t Target, heartbeat bool) *peer {
 		}
 	}
 	b.requests++
-	return p
+	return p, s
 }
 
 // silence stops the heartbeats of one request.
@@ -162,15 +164,12 @@ func (ps *peers) silence(p *peer, t Target) {
 	}
 }
 
-// remove counts one request of a lease less, and returns what its requests have
-// in common.
-func (ps *peers) remove(p *peer, t Target) *sharing {
+// remove counts one request of a lease less.
+func (ps *peers) remove(p *peer, s *sharing) {
 	if p.requests--; p.requests == 0 {
 		ps.used-- // the record stays for an interval: it knows when the last heartbeat was
 	}
-	s := ps.leases[idOf(p.Peer, t)]
 	s.requests--
-	return s
 }
 
 // connected takes note that a rank can reach an owner. The heartbeats follow

@@ -10,6 +10,7 @@ import (
 type fetch struct {
 	id       string
 	peer     *peer
+	lease    *sharing
 	target   Target
 	readback bool      // turn 2: the owner is a decoder, whose lease is not renewed
 	held     bool      // by Hold: renewed, but not read here
@@ -59,7 +60,7 @@ func (s *Scheduler) track(now time.Time, id string, p *Params) *fetch {
 	if f.readback && p.RemoteBlocksTTL > 0 {
 		f.until = now.Add(p.RemoteBlocksTTL)
 	}
-	f.peer = s.peers.add(p.Peer(), f.target, f.beats)
+	f.peer, f.lease = s.peers.add(p.Peer(), f.target, f.beats)
 	s.fetches[id] = f
 	return f
 }
@@ -231,7 +232,8 @@ func (s *Scheduler) let(f *fetch, release bool) {
 		return
 	}
 	f.counted = false
-	l := s.peers.remove(f.peer, f.target)
+	l := f.lease
+	s.peers.remove(f.peer, l)
 	l.lapsed = l.lapsed || f.lapsed
 	if f.read() {
 		l.readAt = &f.peer.Peer
@@ -241,7 +243,7 @@ func (s *Scheduler) let(f *fetch, release bool) {
 	case l.lapsed || !release && l.readAt == nil:
 		delete(s.peers.leases, l.id)
 	default:
-		l.release = Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held}
+		l.release = &Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held}
 		if l.readAt != nil {
 			l.release.Peer = *l.readAt // that address works
 		}
@@ -256,7 +258,7 @@ func (s *Scheduler) releases() (out []Release) {
 			continue
 		}
 		delete(s.peers.leases, l.id)
-		out = append(out, l.release)
+		out = append(out, *l.release)
 		if l.readAt == nil {
 			s.stats.Released++
 		}
