@@ -359,7 +359,7 @@ func TestWhatHappenedMovesItsOwnSeries(t *testing.T) {
 	require.NoError(t, err)
 	pinned := gather(t, ownerReg)
 	for name, want := range map[string]float64{"nixlgo_lease_pinned_blocks": 1, "nixlgo_lease_pinned_tokens": 16, "nixlgo_lease_pinned_bytes": 4096,
-		`nixlgo_lease_slots{state="used"}`: 1, `nixlgo_lease_slots{state="free"}`: 7} {
+		`nixlgo_lease_slots{state="used"}`: 1, `nixlgo_lease_slots{state="free"}`: 7 + 256} {
 		require.Equal(t, want, pinned[name], name)
 	}
 	require.NoError(t, reader.Fetch(ctx, read.Params(), []int{1}))
@@ -368,7 +368,7 @@ func TestWhatHappenedMovesItsOwnSeries(t *testing.T) {
 	require.Empty(t, troubles(ownerReg))
 	require.Empty(t, troubles(readerReg))
 	for name, want := range map[string]float64{`nixlgo_lease_granted_total`: 1, `nixlgo_lease_released_total{reason="read"}`: 1, `nixlgo_lease_active`: 0,
-		`nixlgo_lease_slots{state="free"}`: 8, `nixlgo_handshake_answered_total`: 1, `nixlgo_scheduler_freed_total{reason="read"}`: 1} {
+		`nixlgo_lease_slots{state="free"}`: 8 + 256, `nixlgo_handshake_answered_total`: 1, `nixlgo_scheduler_freed_total{reason="read"}`: 1} {
 		require.Equal(t, want, of[name], name)
 	}
 	for name, want := range map[string]float64{`nixlgo_verify_total{result="ok"}`: 1, `nixlgo_transfer_bytes_total`: 4096, `nixlgo_load_received_total`: 1,
