@@ -375,7 +375,7 @@ type Held struct {
 	blocks  []int
 	result  chan error    // one value: the verdict of Fetch
 	settled chan struct{} // closed when no READ can write blocks any more
-	over    bool          // that is
+	over    bool          // settled is closed
 	stage
 }
 
@@ -463,10 +463,10 @@ func unnamed(err error) error {
 //
 // The request is over when Fetch returns, but for ErrBusy, a local block in use, and lease.ErrInvalid, blocks that cannot be: then
 // nothing was done, and the lease is held on. lease.ErrLapsed: it had ended. lease.ErrUnverifiable, lease.ErrHandshake,
-// lease.ErrMismatch for blocks that do not fit the owner's, lease.ErrTransfer, lease.ErrPeerLost, lease.ErrTimeout, lease.ErrExpired
-// for a decoder's blocks that will be gone too soon to be proved in time: the owner keeps the blocks until the lease runs out, so
-// another reader may try; with Lease.FailurePolicy lease.Recompute the error matches ErrRecompute as well, and the owner is told
-// that nobody will read. The context's error, with lease.ErrAborted: the caller gave up, and the owner is told.
+// lease.ErrMismatch for blocks that do not fit the owner's, lease.ErrTransfer, lease.ErrPeerLost, lease.ErrTimeout: the owner keeps
+// the blocks until the lease runs out, so another reader may try; with Lease.FailurePolicy lease.Recompute the error matches
+// ErrRecompute as well, and the owner is told that nobody will read. lease.ErrExpired, for a decoder's blocks that will be gone too
+// soon to be proved in time, and the context's error with lease.ErrAborted, for a caller that gave up: the owner is told.
 func (h *Held) Fetch(ctx context.Context, blocks []int) error {
 	n := h.node
 	fail := func(err error) error {
@@ -1048,6 +1048,13 @@ func (n *Node) isClosed() bool {
 	}
 }
 
+// pending reports whether the next step has something to do at once.
+func (n *Node) pending() bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.worker != nil && n.sched != nil && n.sched.Pending()
+}
+
 func (n *Node) poke() {
 	select {
 	case n.wake <- struct{}{}:
@@ -1116,7 +1123,7 @@ func (n *Node) Close() error {
 		<-stopped
 	}
 	var err error
-	if n.worker != nil && n.sched != nil && n.sched.Pending() { // owners are told what was read
+	if n.pending() { // owners are told what was read
 		if stepErr := n.step(time.Now()); stepErr != nil {
 			n.log.Error("step", "error", stepErr)
 		}

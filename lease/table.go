@@ -379,6 +379,9 @@ func (t *Table) Abort(now time.Time, k Key) error {
 	return nil
 }
 
+// Has reports whether the life is here, admitted or granted.
+func (t *Table) Has(k Key) bool { return t.find(k.Request, k.Nonce) != none }
+
 // AbortAll ends every life, as Abort does, and returns how many there were: for
 // a rank whose scheduler is gone, and with it what it knew of them.
 func (t *Table) AbortAll(now time.Time) (n int) {

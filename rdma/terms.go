@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nixlgo/nixlgo/lease"
@@ -21,6 +22,8 @@ func (w *Worker) accept(now time.Time, t lease.Terms) error {
 		return fmt.Errorf("%w: "+format, append([]any{lease.ErrPlan}, a...)...)
 	}
 	switch {
+	case slices.Contains(w.past, t.Scheduler):
+		return refuse("the scheduler was replaced by another")
 	case w.cfg.Rank >= t.Ranks:
 		return refuse("this is rank %d, and the scheduler has %d ranks", w.cfg.Rank, t.Ranks)
 	case t.Slots > w.meta.SlotsCount:
@@ -30,7 +33,10 @@ func (w *Worker) accept(now time.Time, t lease.Terms) error {
 	case t.Clock != nil && (now.Sub(Epoch())-*t.Clock).Abs() > maxClockGap:
 		return refuse("the scheduler's clock shows %s, and the side channel's %s: set SchedulerConfig.Epoch to rdma.Epoch()", *t.Clock, now.Sub(Epoch()))
 	}
-	w.abandon(now)
+	if w.serves != 0 {
+		w.abandon(now)
+		w.past, w.serves = append(w.past, w.serves), 0
+	}
 	if n := len(w.reads); n > 0 {
 		return refuse("READs of an earlier scheduler are active, for %d requests, and may write its blocks", n)
 	}
@@ -40,9 +46,6 @@ func (w *Worker) accept(now time.Time, t lease.Terms) error {
 
 // abandon ends what an earlier scheduler has left: nobody waits for its results.
 func (w *Worker) abandon(now time.Time) {
-	if w.serves == 0 {
-		return
-	}
 	if n := w.table.AbortAll(now); n > 0 {
 		w.log.Warn("ended the leases of an earlier scheduler", "leases", n)
 	}

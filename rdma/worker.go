@@ -56,6 +56,7 @@ type Worker struct {
 	tellers  map[lease.Peer]*peer // to be told things only
 	id       uint64               // of this life of the rank
 	serves   uint64               // the scheduler whose plans are carried out, 0 before the first
+	past     []uint64             // those that were served before
 	evictAt  time.Time            // no engine has to be forgotten before
 	sampleAt time.Time            // no clock has to be asked for before
 	unwell   bool                 // there may be peers that are idle or broken
@@ -180,20 +181,20 @@ func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	return res, err
 }
 
-// hold writes the nonces of newly admitted requests, installs deadlines, and ends aborted lives. A life that cannot be is
-// reported as ended, so that the scheduler does not wait for it.
+// hold writes the nonces of newly admitted requests, installs deadlines, and ends aborted lives. A life that is not here, because it
+// could not be admitted, is reported as ended, so that the scheduler does not wait for it.
 func (w *Worker) hold(now time.Time, plan lease.Plan, res *lease.Result) (err error) {
-	for _, a := range plan.Admit {
-		if e := w.table.Admit(now, a); e != nil {
-			err = errors.Join(err, e)
-			res.Sent = append(res.Sent, lease.Ended{Request: a.Request, Nonce: a.Nonce, Reason: lease.ReasonAborted})
+	refused := func(request string, nonce int64, e error) {
+		if e != nil && !w.table.Has(lease.Key{Request: request, Nonce: nonce}) {
+			res.Sent = append(res.Sent, lease.Ended{Request: request, Nonce: nonce, Reason: lease.ReasonAborted})
 		}
+		err = errors.Join(err, e)
+	}
+	for _, a := range plan.Admit {
+		refused(a.Request, a.Nonce, w.table.Admit(now, a))
 	}
 	for _, g := range plan.Grant {
-		if e := w.table.Grant(now, g); e != nil {
-			err = errors.Join(err, e)
-			res.Sent = append(res.Sent, lease.Ended{Request: g.Request, Nonce: g.Nonce, Reason: lease.ReasonAborted})
-		}
+		refused(g.Request, g.Nonce, w.table.Grant(now, g))
 	}
 	for _, k := range plan.Abort {
 		err = errors.Join(err, w.table.Abort(now, k))

@@ -111,6 +111,24 @@ func TestARefusedAdmissionIsReported(t *testing.T) {
 	require.EqualValues(t, 2, p.w.Stats().Leases.Live)
 }
 
+// A plan that comes twice ends no lease: what was admitted and granted is here.
+func TestAPlanThatComesTwiceEndsNothing(t *testing.T) {
+	p := newParts(t, func(*rdma.WorkerConfig, *lease.SchedulerConfig) {})
+	for _, plan := range []lease.Plan{
+		{Admit: []lease.Admission{{Request: "a", Nonce: 5001, Slot: 0}}},
+		{Grant: []lease.Grant{{Request: "a", Nonce: 5001, TTL: time.Minute, Exported: true}}},
+	} {
+		for range 2 {
+			res, _ := p.w.Step(p.now, plan)
+			require.Empty(t, res.Sent)
+		}
+	}
+	require.EqualValues(t, 1, p.w.Stats().Leases.Live)
+	res, err := p.w.Step(p.now, lease.Plan{Grant: []lease.Grant{{Request: "never admitted", Nonce: 5002, TTL: time.Minute}}})
+	require.ErrorIs(t, err, lease.ErrUnknown)
+	require.Len(t, res.Sent, 1)
+}
+
 // A scheduler that was started anew meets living ranks: the old leases end, since the blocks are its own to lend, and it waits for
 // the READs that may still write them. What they bring is nobody's.
 func TestANewSchedulerTakesOverLivingRanks(t *testing.T) {
@@ -156,4 +174,13 @@ func TestANewSchedulerTakesOverLivingRanks(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, res.Sent, "nobody waits for them")
 	require.Zero(t, d.owner.ranks[0].w.Stats().Leases.Live)
+
+	// A plan of the old one that was under way all the time does not bring it back.
+	require.NoError(t, heir.OnBlocksAllocated(*d.now, "heirs", &lease.Params{DoRemoteDecode: true}, [][]int{{3}}))
+	_, err = d.owner.ranks[0].w.Step(*d.now, heir.BuildPlan(*d.now))
+	require.NoError(t, err)
+	res, err = d.owner.ranks[0].w.Step(*d.now, d.owner.sched.BuildPlan(*d.now))
+	require.ErrorIs(t, err, lease.ErrPlan)
+	require.Empty(t, res.Sent)
+	require.EqualValues(t, 1, d.owner.ranks[0].w.Stats().Leases.Live)
 }
