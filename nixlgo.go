@@ -43,6 +43,9 @@ var (
 	ErrRecompute = errors.New("prefill the blocks here")
 )
 
+// errLost is for a request whose lease was refused by the worker, or ended by somebody who cannot have read it.
+var errLost = fmt.Errorf("%w: its lease was refused or ended before it was published", lease.ErrAborted)
+
 // Config configures a Node. Zero values take the documented default.
 type Config struct {
 	Engine string // engine id; empty: a random one. A restarted engine needs a new one
@@ -339,7 +342,7 @@ func (p *Publication) finish(err error, tokens int) error {
 	}
 	params, admitted, ferr := n.sched.RequestFinished(time.Now(), p.id, status, [][]int{p.blocks}, tokens)
 	if ferr == nil && params == nil {
-		ferr = fmt.Errorf("%w: the worker refused the lease, see its log", lease.ErrAborted)
+		ferr = errLost
 	}
 	if err = cmp.Or(err, ferr); err == nil {
 		p.params = *params
@@ -582,6 +585,10 @@ func (h *Held) turn(ctx context.Context, blocks []int, tokens int) (*Publication
 		return nil, err
 	}
 	params, _, err := n.sched.RequestFinished(time.Now(), h.id, lease.StatusStopped, [][]int{blocks}, tokens)
+	if err == nil && params == nil {
+		delete(n.kept, h.id)
+		err = errLost
+	}
 	if err != nil {
 		n.unclaim(blocks)
 		return nil, err

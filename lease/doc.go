@@ -51,8 +51,8 @@
 // What loses no block, stops no healthy pair and believes no stale message:
 //
 //   - A peer is an engine at an address ([Peer]). A request with an old or wrong
-//     address fails alone; the lease is renewed and released at the address that
-//     its params name.
+//     address fails alone; the lease is renewed at the address that its params
+//     name, and released there, or where another request has read it.
 //   - Requests of one engine that share a lease are counted. The owner is told
 //     when the last of them has ended and no other has come before the next
 //     plan, so no rank tells it by itself. A lease is known by its nonce, at

@@ -37,7 +37,9 @@ var (
 	// ErrMismatch: the blocks to fill and those that the owner offers cannot be
 	// paired, so the pull is over.
 	ErrMismatch = errors.New("blocks do not match")
-	// ErrPlan: a rank got a plan of a scheduler that it does not fit.
+	// ErrPlan: a rank got a plan that is not for it: of a scheduler that it does not
+	// fit, or that was replaced, or for an earlier life of the rank, or while READs
+	// of an earlier scheduler may still write the engine's blocks.
 	ErrPlan = errors.New("plan refused")
 )
 

@@ -395,9 +395,9 @@ func TestBadSchedulersAreRefused(t *testing.T) {
 func TestPlansAndResultsSurviveJSON(t *testing.T) {
 	clock := time.Hour
 	p := Plan{
-		Terms: Terms{1<<63 + 1, 2, 3, 4, &clock},
+		Terms: Terms{1<<63 + 1, 2, 3, 4, []uint64{1<<63 + 2, 0}, &clock},
 		Admit: []Admission{{"a", 1, 2}}, Grant: []Grant{{"a", 1, time.Second, true, true}}, Abort: []Key{{"b", 3}},
-		Read: []Pull{pullOf("a", 1, 2)}, Heartbeat: []Heartbeat{{Peer{"e", "h", 1, 1, 1, 1}, []Target{{"x", 1, 2}}}},
+		Read: []Pull{pullOf("a", 1, 2)}, Heartbeat: []Heartbeat{{Peer{"e", "h", 1, 1, 1, 1}, []Target{{"x", 1, 2}}, time.Second}},
 		Release: []Release{{Request: "a", Peer: Peer{Engine: "e"}, RemoteRequest: "x", Nonce: 5}}, Cancel: []string{"c"},
 	}
 	require.Equal(t, p, viaJSON(t, p))

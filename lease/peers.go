@@ -30,6 +30,7 @@ type peers struct {
 type peer struct {
 	Peer
 	seq      int           // of all peers so far
+	duration time.Duration // of the owner's leases, 0 if not known
 	interval time.Duration // between two heartbeats
 	requests int           // that name it and have not ended
 	beats    map[Target]*beat
@@ -68,6 +69,7 @@ type sharing struct {
 	requests int
 	readAt   *Peer    // where one of them read it, nil if none did
 	lapsed   bool     // it is over at the owner, who is told nothing
+	unwanted bool     // a third party has said that nobody will read it
 	release  *Release // while it is in the queue
 }
 
@@ -180,6 +182,7 @@ func (ps *peers) connected(c Connection) {
 		return
 	}
 	p.urgent = true
+	p.duration = c.Duration
 	p.interval = HeartbeatInterval(ps.duration, c.Duration)
 	if len(p.targets) > 0 {
 		heap.Fix(&ps.beaten, p.place)
@@ -219,7 +222,7 @@ func (ps *peers) due(now time.Time) (out []Heartbeat) {
 		}
 		p.last, p.urgent = now, false
 		heap.Fix(&ps.beaten, 0)
-		out = append(out, Heartbeat{p.Peer, slices.Clone(p.targets)})
+		out = append(out, Heartbeat{p.Peer, slices.Clone(p.targets), p.duration})
 	}
 	ps.sweep(now)
 	return out

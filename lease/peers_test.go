@@ -268,3 +268,47 @@ func TestALapseOnAnyRankSilencesTheRelease(t *testing.T) {
 	s.OnResults(t0, []Result{{Rank: 0, Settled: []string{"c"}}, {Rank: 1, Failed: []Failure{{Request: "c", Cause: CauseLapsed}}}})
 	require.Empty(t, s.BuildPlan(t0).Release, "also of a request that was given up")
 }
+
+// G8: a peer that was forgotten by the scheduler, and not by the ranks, is heartbeated by its duration again: a rank that knows
+// better says so.
+func TestADurationThatTheSchedulerForgotIsToldAgain(t *testing.T) {
+	s := newReader(t, 1)
+	enqueue(t, s, t0, "a", offer("A", 1))
+	require.Zero(t, s.BuildPlan(t0).Heartbeat[0].Duration)
+	s.OnResults(t0, []Result{{Connected: []Connection{{peerOf("P-engine"), 2 * time.Second}}}})
+	require.Equal(t, 2*time.Second, s.BuildPlan(t0).Heartbeat[0].Duration)
+	finish(t, s, at(1), "a", StatusAborted)
+	for i := range 10 {
+		s.BuildPlan(at(float64(2 + i)))
+	}
+	require.Empty(t, s.peers.byPeer)
+	enqueue(t, s, at(20), "b", offer("B", 1))
+	require.Zero(t, s.BuildPlan(at(20)).Heartbeat[0].Duration, "which the rank sees")
+	s.OnResults(at(20), []Result{{Connected: []Connection{{peerOf("P-engine"), 2 * time.Second}}}})
+	require.Len(t, s.BuildPlan(at(20)).Heartbeat, 1)
+	require.Len(t, s.BuildPlan(at(20.4)).Heartbeat, 1)
+}
+
+// Half a read is none: the lease is left to another reader.
+func TestAReadThatWasGivenUpHalfwayIsNone(t *testing.T) {
+	s := newReader(t, 2)
+	reading(t, s, "a", offer("A", 1), 5)
+	enqueue(t, s, t0, "b", offer("A", 1))
+	finish(t, s, t0, "a", StatusAborted)
+	s.OnResults(t0, []Result{{Rank: 0, Received: []string{"a"}}, {Rank: 1, Settled: []string{"a"}}})
+	schedule(t, s, t0, "b", offer("A", 1), 6)
+	s.BuildPlan(t0)
+	s.OnResults(t0, []Result{{Rank: 0, Failed: []Failure{{Request: "b", Cause: CauseTransfer}}}, {Rank: 1, Failed: []Failure{{Request: "b", Cause: CauseTransfer}}}})
+	finish(t, s, t0, "b", StatusError)
+	require.Empty(t, s.BuildPlan(t0).Release, "nobody has read it: another reader may")
+}
+
+// What a third party releases stays released, whoever holds it before the next plan.
+func TestAReleaseByAThirdPartyIsNotForgotten(t *testing.T) {
+	s := newReader(t, 1)
+	require.NoError(t, s.Hold(t0, "h1", offer("A", 1)))
+	require.NoError(t, s.Unhold(t0, "h1", true)) // Node.Release
+	require.NoError(t, s.Hold(t0, "h2", offer("A", 1)))
+	require.NoError(t, s.Unhold(t0, "h2", false)) // Held.Close
+	require.Len(t, s.BuildPlan(t0).Release, 1)
+}

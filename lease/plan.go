@@ -58,6 +58,9 @@ type Terms struct {
 	Slots     int // of each rank
 	// MaxNotification is the size cap that ids were checked against, in bytes.
 	MaxNotification int
+	// Workers are the lives of the ranks that the plan is for, as their results
+	// told them, 0 where none has come.
+	Workers []uint64 `json:",omitempty"`
 	// Clock is the time since SchedulerConfig.Epoch, nil unless blocks are kept
 	// for a next turn, with a deadline on that clock.
 	Clock *time.Duration `json:",omitempty"`
@@ -115,6 +118,9 @@ type Pull struct {
 type Heartbeat struct {
 	Peer    Peer
 	Targets []Target
+	// Duration is how long the owner's leases last, as far as the scheduler knows;
+	// a rank that knows better reports the Connection again.
+	Duration time.Duration `json:",omitempty"`
 }
 
 // Target is one lease to renew. Slot is NoSlot and Nonce 0 when the params

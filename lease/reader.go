@@ -1,6 +1,7 @@
 package lease
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -235,12 +236,13 @@ func (s *Scheduler) let(f *fetch, release bool) {
 	l := f.lease
 	s.peers.remove(f.peer, l)
 	l.lapsed = l.lapsed || f.lapsed
-	if f.read() {
+	l.unwanted = l.unwanted || f.held && release
+	if !f.failed && f.arrived == s.cfg.Ranks {
 		l.readAt = &f.peer.Peer
 	}
 	switch {
 	case l.requests > 0:
-	case l.lapsed || !release && l.readAt == nil:
+	case l.lapsed || !release && !l.unwanted && l.readAt == nil:
 		delete(s.peers.leases, l.id)
 	default:
 		l.release = &Release{Request: f.id, Peer: f.peer.Peer, RemoteRequest: f.target.Request, Nonce: f.target.Nonce, All: f.held}
@@ -265,9 +267,6 @@ func (s *Scheduler) releases() (out []Release) {
 	}
 	return out
 }
-
-// read reports whether every rank has read the blocks and could use them.
-func (f *fetch) read() bool { return !f.failed && f.arrived > 0 && f.missing == 0 }
 
 // endFetch takes note that the engine has finished the request, and reports
 // whether it has to keep the blocks.
@@ -360,13 +359,12 @@ func (s *Scheduler) failed(rank int, r Failure) {
 			cause = CauseTransfer
 		}
 		err := cause.Err()
-		if r.Err != nil {
+		if r.Err != nil && !errors.Is(r.Err, ErrInvalid) { // that says that nothing was done
 			err = caused{err, r.Err}
 		}
 		s.fail(f, &Error{Op: "load KV", Request: f.id, Detail: fmt.Sprintf("rank %d: %s", rank, r.Message), Err: err}, more > 0)
 		f.blocks = cloneBlocks(f.pull.LocalBlocks)
 	}
-	f.failed = true
 	if !r.Quarantined {
 		s.rankEnded(f)
 	}

@@ -61,9 +61,9 @@ func TestHeartbeatsStartWhenARequestIsQueued(t *testing.T) {
 	enqueue(t, s, t0, "local-3", with(offer("prefill-3", 2), func(p *Params) { p.RemoteEngineID = "P2"; p.Lease = nil }))
 	plan := s.BuildPlan(t0)
 	require.Equal(t, []Heartbeat{
-		{Peer{"P-engine", "p-host", 1234, 4, 3, 2}, []Target{{"prefill-1", 3, 7777}, {"prefill-4", 3, 7777}}},
-		{peerOf("P-engine"), []Target{{"prefill-2", 3, 7777}}},
-		{peerOf("P2"), []Target{{"prefill-3", NoSlot, 0}}},
+		{Peer{"P-engine", "p-host", 1234, 4, 3, 2}, []Target{{"prefill-1", 3, 7777}, {"prefill-4", 3, 7777}}, 0},
+		{peerOf("P-engine"), []Target{{"prefill-2", 3, 7777}}, 0},
+		{peerOf("P2"), []Target{{"prefill-3", NoSlot, 0}}, 0},
 	}, plan.Heartbeat, "the owner's ids, grouped by engine and address")
 	require.Empty(t, plan.Read, "long before it is scheduled")
 	require.EqualValues(t, 4, s.Stats().Tracked)

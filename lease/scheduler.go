@@ -105,6 +105,7 @@ type Scheduler struct {
 	peers   peers
 
 	workers []uint64 // the life of each rank that reported last
+	gone    []uint64 // lives of ranks that were replaced
 
 	queue   queue
 	outcome Outcome // found outside OnResults, handed out by the next one
@@ -158,7 +159,8 @@ func newID() uint64 {
 // Terms are what a rank has to agree with to carry out the plans.
 func (s *Scheduler) Terms(now time.Time) Terms {
 	s.start(now)
-	t := Terms{Scheduler: s.id, Ranks: s.cfg.Ranks, Slots: s.Slots(), MaxNotification: cmp.Or(s.cfg.MaxNotification, DefaultMaxNotification)}
+	t := Terms{Scheduler: s.id, Ranks: s.cfg.Ranks, Slots: s.Slots(), MaxNotification: cmp.Or(s.cfg.MaxNotification, DefaultMaxNotification),
+		Workers: s.workers}
 	if s.cfg.Bidirectional {
 		clock := now.Sub(s.epoch)
 		t.Clock = &clock
@@ -307,7 +309,8 @@ func (s *Scheduler) OnBlocksAllocated(now time.Time, id string, p *Params, block
 // Blocks of an aborted request stay until every rank has taken its nonce back,
 // normally one step. A reader that still reads keeps the blocks until
 // Outcome.Settled. Without delayFree the engine frees the blocks itself, now.
-// The params are good once the next plan was carried out. An id that is not
+// The params are good once the next plan was carried out; there are none for a
+// request whose lease a rank has refused or ended before. An id that is not
 // known is no error: there is nothing to keep. A second call returns no params,
 // and says again whether the blocks are kept.
 func (s *Scheduler) RequestFinished(now time.Time, id string, st Status, blocks [][]int, tokens int) (p *Params, delayFree bool, err error) {
@@ -407,13 +410,15 @@ func (s *Scheduler) Pending() bool {
 func (s *Scheduler) OnResults(now time.Time, rs []Result) Outcome {
 	s.start(now)
 	for _, r := range rs {
-		if r.Rank < 0 || r.Rank >= s.cfg.Ranks || r.Scheduler != 0 && r.Scheduler != s.id {
+		if r.Rank < 0 || r.Rank >= s.cfg.Ranks || r.Scheduler != 0 && r.Scheduler != s.id || slices.Contains(s.gone, r.Worker) {
 			s.stats.UnknownReports++
 			continue
 		}
 		if was := s.workers[r.Rank]; r.Worker != 0 && r.Worker != was {
+			s.workers = slices.Clone(s.workers) // plans have the old one
 			s.workers[r.Rank] = r.Worker
 			if was != 0 {
+				s.gone = append(s.gone, was)
 				s.restarted(r.Rank)
 			}
 		}

@@ -63,7 +63,7 @@ func TestARankThatWasStartedAnewHasEndedWhatItWasTold(t *testing.T) {
 
 func TestTermsSayWhatRanksHaveToAgreeWith(t *testing.T) {
 	s := newReader(t, 3)
-	require.Equal(t, Terms{Scheduler: s.id, Ranks: 3, Slots: s.Slots(), MaxNotification: DefaultMaxNotification}, s.Terms(t0))
+	require.Equal(t, Terms{Scheduler: s.id, Ranks: 3, Slots: s.Slots(), MaxNotification: DefaultMaxNotification, Workers: make([]uint64, 3)}, s.Terms(t0))
 	require.Equal(t, s.Terms(t0), s.BuildPlan(t0).Terms)
 	both := newReader(t, 1, func(c *SchedulerConfig) { c.Bidirectional, c.Epoch = true, at(-100) })
 	require.Equal(t, at(0).Sub(at(-100)), *both.Terms(t0).Clock)
@@ -84,4 +84,14 @@ func TestAbortAllEndsEveryLife(t *testing.T) {
 	require.Empty(t, r.spent)
 	require.Zero(t, r.cells[0])
 	require.Zero(t, r.AbortAll(t0))
+}
+
+// A late result of a rank that was replaced does not bring it back.
+func TestALateResultOfAReplacedRankIsIgnored(t *testing.T) {
+	e := newEngine(t, 1)
+	e.OnResults(t0, []Result{{Worker: 1}})
+	e.OnResults(t0, []Result{{Worker: 2}})
+	p := e.publish(t0, "pinned", 1)
+	out := e.OnResults(t0, []Result{{Worker: 1}})
+	require.Empty(t, out.Free, "slot holds %v", e.ranks[0].cells[p.Lease.Slot] == p.Lease.Nonce)
 }

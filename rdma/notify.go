@@ -10,11 +10,15 @@ import (
 
 // beat renews the leases of h, now or when the handshake that it starts is done.
 func (w *Worker) beat(h lease.Heartbeat, now time.Time, res *lease.Result) {
-	w.tellBeats(w.told(h.Peer, now), h.Targets, now, res)
+	p := w.told(h.Peer, now)
+	w.tellBeats(p, h.Targets, now, res)
+	if d := p.duration(); p.state == connected && d != h.Duration {
+		res.Connected = append(res.Connected, lease.Connection{Peer: p.info, Duration: d})
+	}
 }
 
-// told returns the record of an engine through which it is told something: the one to read from, unless that cannot be. A lease
-// may be held for somebody who can read it, and one that nobody reads is let go of.
+// told returns the record of an engine through which it is told something: the one to read from, or where this rank cannot read
+// from it, one for notifications alone.
 func (w *Worker) told(info lease.Peer, now time.Time) *peer {
 	p := w.peer(info)
 	if !p.tell && !w.connect(p, now, false) && p.unfit() {

@@ -328,7 +328,6 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 			}
 			w.stats.HandshakeTime.Observe(h.took.Seconds(), postSeconds[1:])
 			p.state, p.ranks, p.clock, p.proved, p.err = connected, h.ranks, h.clock, false, nil
-			p.interval = w.intervalOf(p)
 			w.displace(p)
 			if p.listed = h.listed; p.listed != nil {
 				w.watch(p)
@@ -338,6 +337,7 @@ func (w *Worker) takeHandshakes(now time.Time, res *lease.Result) {
 			if p.state == connected {
 				w.flush(p, now, res)
 			}
+			p.interval = w.intervalOf(p) // what waited was planned by the old one
 		default:
 			return
 		}
@@ -402,6 +402,10 @@ func (w *Worker) flush(p *peer, now time.Time, res *lease.Result) {
 	p.releases = nil
 	if beats := p.takeBeats(now); len(beats) > 0 {
 		w.sendBeats(p, beats, res)
+	}
+	if p.state != connected { // the rest waits for the next connection
+		p.releases = releases
+		return
 	}
 	for _, r := range releases {
 		w.sendRelease(p, r, res)
@@ -468,6 +472,9 @@ func (p *peer) duration() (d time.Duration) {
 
 // intervalOf is the time between two heartbeats to a connected p, as the scheduler keeps it.
 func (w *Worker) intervalOf(p *peer) time.Duration {
+	if p.state != connected {
+		return p.interval
+	}
 	return lease.HeartbeatInterval(w.cfg.Lease.Duration, p.duration())
 }
 

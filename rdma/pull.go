@@ -62,6 +62,7 @@ func (w *Worker) read(in lease.Pull, now time.Time, res *lease.Result) {
 	if w.reads[in.Request] != nil {
 		// The blocks of the old READ may still be written: a new one would be verified before the old one lands.
 		w.refuse(in.Request, lease.CauseInvalid, errors.New("an earlier READ of this request is still active"), res)
+		res.Failed[len(res.Failed)-1].Quarantined = true
 		return
 	}
 	if w.cfg.HoldOnly {

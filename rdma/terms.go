@@ -15,11 +15,14 @@ const maxClockGap = time.Minute
 // ends first: its leases at once, its READs when the transport is done with them, which may take many steps. Errors match
 // lease.ErrPlan.
 func (w *Worker) accept(now time.Time, t lease.Terms) error {
-	if t.Scheduler == 0 || t.Scheduler == w.serves {
-		return nil
-	}
 	refuse := func(format string, a ...any) error {
 		return fmt.Errorf("%w: "+format, append([]any{lease.ErrPlan}, a...)...)
+	}
+	if rank := w.cfg.Rank; rank < len(t.Workers) && t.Workers[rank] != 0 && t.Workers[rank] != w.id {
+		return refuse("it is for an earlier life of this rank; the next one will not be")
+	}
+	if t.Scheduler == 0 || t.Scheduler == w.serves {
+		return nil
 	}
 	switch {
 	case slices.Contains(w.past, t.Scheduler):

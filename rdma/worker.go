@@ -18,8 +18,8 @@ import (
 var ErrClosed = fmt.Errorf("worker: %w", nixl.ErrClosed)
 
 // Worker is one rank of an engine: it owns the rank's fabric, holds the leases on the blocks of this rank that others
-// read, and reads the blocks of others. All work happens in Step; the only goroutines are those of handshakes under way and
-// of watches over the Directory, one per engine that was found there.
+// read, and reads the blocks of others. All work happens in Step; the only goroutines are those of handshakes and clock samples
+// under way, and of watches over the Directory, one per engine that was found there.
 // Methods are safe for concurrent use.
 type Worker struct {
 	cfg   WorkerConfig
@@ -73,8 +73,8 @@ type Worker struct {
 }
 
 // NewWorker makes a rank over fabric, which it closes when it is closed or cannot be made. It registers the lease slots, and
-// fails when that fails (specification, "Lease Verification on the Reader"); Lease.Slots = lease.NoSlot makes an owner
-// without any.
+// fails when that fails (specification, "Lease Verification on the Reader"), unless Lease.Verification is lease.VerifyNone;
+// Lease.Slots = lease.NoSlot makes an owner without any.
 func NewWorker(fabric Fabric, cfg WorkerConfig) (*Worker, error) {
 	if fabric == nil {
 		return nil, fmt.Errorf("worker of engine %q: %w: no fabric", cfg.Engine, ErrConfig)
@@ -134,7 +134,8 @@ func (w *Worker) Metadata() Metadata { return w.meta }
 // Step does everything that is due: it carries out plan, posts reads, sends heartbeats, handles what arrived, verifies
 // what was read, and ends leases that ran out, in the order of design.md, "One step". now is the step's time on this
 // process's monotonic clock. It waits for no peer. What happened to requests is in the Result. The error is about this worker:
-// parts of a plan that cannot be, NIXL's failures. The rest of the step was done, so log it and go on, unless it matches ErrClosed.
+// parts of a plan that cannot be, NIXL's failures. The rest of the step was done, so log it and go on, unless it matches ErrClosed,
+// or lease.ErrPlan: nothing of the plan was done then, and while READs of an earlier scheduler are active no KV block may be written.
 func (w *Worker) Step(now time.Time, plan lease.Plan) (lease.Result, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

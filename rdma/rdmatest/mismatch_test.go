@@ -184,3 +184,55 @@ func TestANewSchedulerTakesOverLivingRanks(t *testing.T) {
 	require.Empty(t, res.Sent)
 	require.EqualValues(t, 1, d.owner.ranks[0].w.Stats().Leases.Live)
 }
+
+// A rank that was started anew refuses the plan that was built for the one before, so that nothing of it is carried out after the
+// scheduler has called it over.
+func TestARankThatWasStartedAnewRefusesAnEarlierPlan(t *testing.T) {
+	net, now := rdmatest.NewNetwork(), time.Now()
+	p, d := newEngine(t, net, &now, "P"), newEngine(t, net, &now, "D")
+	params := p.publish("A", 1, 1)
+	d.step() // the scheduler knows the first worker
+	r := d.ranks[0]
+	require.NoError(t, r.w.Close())
+	r.mem = net.NewMemory(layers * blocks * blockLen)
+	r.f = net.NewFabric("D/anew", r.mem)
+	wc := rdma.WorkerConfig{Engine: "D", MaxSeqs: 4, CheckPoll: 1, HandshakeTimeout: time.Minute, Lease: d.sched.Config().Config}
+	for l := range layers {
+		wc.KV.Regions = append(wc.KV.Regions, rdma.Region{Base: r.mem.Addr() + uint64(l*blocks*blockLen), BlockLen: blockLen, Blocks: blocks})
+	}
+	var err error
+	r.w, err = rdma.NewWorker(r.f, wc)
+	require.NoError(t, err)
+	d.pull("a", params, 5)
+	res, _ := r.w.Step(now, d.sched.BuildPlan(now))
+	for _, f := range d.sched.OnResults(now, []lease.Result{res}).Fail {
+		d.failed[f.Request] = f
+	}
+	f, failed := d.failed["a"]
+	require.True(t, failed)
+	require.False(t, f.Quarantined)
+	d.over("a")
+	d.fill(2, 5) // block 5 is another request's now
+	require.Zero(t, r.w.Stats().Pulls, "nothing will write it")
+	d.pull("b", p.publish("B", 3, 2), 6)
+	until(t, "the read", func() bool { return d.ran["b"] || failure(d, "b") != nil }, d, p)
+	require.NoError(t, failure(d, "b"), "the next plan is for this life")
+	require.Zero(t, d.wrong(3, 6))
+	require.Zero(t, d.wrong(2, 5), "words of block 5 that are not its request's")
+}
+
+// A READ that comes twice is refused, and its blocks stay in quarantine while the first one may write.
+func TestAReadThatComesTwiceKeepsItsBlocksInQuarantine(t *testing.T) {
+	d := newDuo(t)
+	d.reader.pull("a", d.owner.publish("A", 7, 3), 5)
+	d.net.HoldReads(true)
+	plan := d.reader.sched.BuildPlan(*d.now)
+	for i := 0; i < 2; i++ {
+		res, err := d.reader.ranks[0].w.Step(*d.now, plan)
+		require.NoError(t, err)
+		out := d.reader.sched.OnResults(*d.now, []lease.Result{res})
+		for _, f := range out.Fail {
+			require.True(t, f.Quarantined, "%v", f.Err)
+		}
+	}
+}

@@ -217,3 +217,40 @@ func TestNextTurnIsPublishedByTheStepThatWritesItsNonce(t *testing.T) {
 	<-kept.Done()
 	require.Equal(t, lease.ReasonRead, kept.Reason())
 }
+
+// A peer that has read the slots can end the life of a request that is fetched and not yet published: its turn is refused.
+func TestATurnWhoseLeaseWasEndedIsRefused(t *testing.T) {
+	net := rdmatest.NewNetwork()
+	open := func(name string) (*nixlgo.Node, *rdmatest.Fabric) {
+		f := net.NewFabric(name)
+		c := nixlgo.Config{Engine: name, Layers: layers, Blocks: blocks, BlockBytes: blockLen, Fabric: f, Lease: lease.DefaultConfig()}
+		c.Lease.Bidirectional = true
+		n, err := nixlgo.New(c)
+		require.NoError(t, err)
+		go n.Run(context.Background())
+		t.Cleanup(func() { require.NoError(t, n.Close()) })
+		return n, f
+	}
+	owner, _ := open("owner")
+	reader, rf := open("reader")
+	p, err := owner.Publish(t.Context(), "req", []int{3}, 16)
+	require.NoError(t, err)
+	h, err := reader.Hold(p.Params())
+	require.NoError(t, err)
+	require.NoError(t, h.Fetch(t.Context(), []int{5}))
+	l := reader.Leases()[0]
+	evil := net.NewFabric("evil")
+	meta, err := rf.Metadata()
+	require.NoError(t, err)
+	agent, err := evil.Load(meta)
+	require.NoError(t, err)
+	require.NoError(t, evil.Notify(agent, lease.AppendReadComplete(nil, l.Request, 1, l.Nonce)))
+	require.Eventually(t, func() bool { return len(reader.Leases()) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return reader.Stats().Scheduler.EarlyReports == 1 }, time.Minute, time.Millisecond)
+	_, err = h.Publish(t.Context(), []int{5}, 16)
+	require.ErrorIs(t, err, lease.ErrAborted)
+	q, err := reader.Publish(t.Context(), "again", []int{5}, 16)
+	require.NoError(t, err, "the blocks are the caller's")
+	require.NoError(t, q.Revoke())
+	<-q.Done()
+}

@@ -215,3 +215,22 @@ func TestAHeartbeatThatFindsItsConnectionLostIsSentAgain(t *testing.T) {
 		require.Greater(t, renewed(), before)
 	})
 }
+
+// G8: so is one of an owner that nobody asked anything of for a minute, and that is connected all the time.
+func TestAShortLeaseIsRenewedAgainAfterAPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		now := time.Now()
+		network := rdmatest.NewNetwork()
+		owner := newVirtual(t, network, &now, "owner", func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Duration = 2 * time.Second })
+		reader := newVirtual(t, network, &now, "reader")
+		reader.pull("first", owner.publish("first", 7, 3), 5)
+		pass(&now, time.Second, 50*time.Millisecond, reader, owner)
+		require.True(t, reader.ran["first"])
+		reader.over("first")
+		pass(&now, time.Minute, time.Second, reader, owner)
+		require.Equal(t, 1, reader.ranks[0].w.Stats().Peers)
+		reader.arrive("local", owner.publish("req", 7, 3))
+		pass(&now, time.Minute, 50*time.Millisecond, reader, owner)
+		require.NotContains(t, owner.freed, "req")
+	})
+}
