@@ -77,7 +77,7 @@ type simRequest struct {
 func newSimulation(t testing.TB, seed uint64, events simEvents) *simulation {
 	x := &simulation{t: t, rng: rand.New(rand.NewPCG(seed, 9)), now: time.Now(), network: rdmatest.NewNetwork(), events: events, seen: map[string]int{}}
 	both := func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) {
-		s.Bidirectional, s.Epoch, s.Seed = true, rdma.Epoch(), seed+1
+		s.Bidirectional, s.Epoch, s.Seed, s.EngineTTL = true, rdma.Epoch(), seed+1, 0
 	}
 	x.owner = &simOwner{virtual: newVirtual(t, x.network, &x.now, "owner", both, func(_ *rdma.WorkerConfig, s *lease.SchedulerConfig) { s.Slots = 5 }), pinned: map[string]*offer{}}
 	for b := range blocks {
@@ -367,7 +367,7 @@ func (x *simulation) act() {
 			}
 			x.schedule()
 		}
-	case n == 86 && x.events.days && x.chance(8):
+	case n == 86 && x.events.days && x.chance(3):
 		x.disturb()
 		x.tick(time.Duration(1+x.rng.IntN(40)) * 24 * time.Hour)
 		for range 20 {
