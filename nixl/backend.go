@@ -99,8 +99,9 @@ func (b *Backend) Connect(remote string) error { return b.a.connect(remote, b.h)
 
 // CreateBackend loads a plugin into the agent. The parameters replace the
 // plugin's defaults (see PluginParams). One backend of each plugin is allowed. A
-// UCX backend gets the num_workers of that which had the most in this process,
-// for one with fewer can crash.
+// UCX backend gets at least as many workers for its callers (num_workers less
+// num_threads) as that which had the most in this process, for one with fewer
+// can crash, or refuse every transfer of a thread with -2.
 //
 // The C API answers every failure with one status, so the error says what is
 // wrong with this machine: the variable, device, GID or limit, as `nixlgo doctor`
@@ -150,16 +151,17 @@ func (a *Agent) CreateBackend(plugin string, params map[string]string) (*Backend
 	return b, nil
 }
 
-// ucxWorkers is the largest number of workers that a UCX backend of this process was asked for, at least 1.
+// ucxWorkers is the largest number of workers that the callers of a UCX backend of this process had, those of num_threads apart.
 var ucxWorkers atomic.Int64
 
 const maxUCXWorkers = 1024 // each has sockets and memory of its own, and is made while the agent is locked
 
-// ucxParams refuses parameters at which the plugin crashes, and raises num_workers to the largest that the process has had: UCX's
-// plugin keeps each thread's worker under the address of the engine, and does not forget it with the engine. One with fewer
-// workers, at the address of a closed agent's, would take a worker behind its own.
+// ucxParams refuses parameters at which the plugin crashes, and raises num_workers until callers have as many as any backend of the
+// process had: UCX's plugin keeps each thread's worker under the address of the engine, and only the thread that closes the agent
+// forgets it. In an engine with fewer, at the address of a closed agent's, such a thread would take a worker behind the last:
+// transfers are then -2, and notifications crash.
 func ucxParams(op string, params map[string]string) (map[string]string, error) {
-	workers := int64(1)
+	numbers := map[string]int64{}
 	for _, p := range []struct {
 		key         string
 		least, most int64
@@ -172,10 +174,10 @@ func ucxParams(op string, params map[string]string) (map[string]string, error) {
 		if err != nil || n < p.least || n > p.most {
 			return nil, invalid(op, "the parameter %s is %q, not a number of %d to %d", p.key, value, p.least, p.most)
 		}
-		if p.key != "split_batch_size" {
-			workers = max(workers, n)
-		}
+		numbers[p.key] = n
 	}
+	threads := numbers["num_threads"] // each has a worker that no caller gets
+	workers := max(numbers["num_workers"]-threads, 1)
 	most := ucxWorkers.Load()
 	for workers > most && !ucxWorkers.CompareAndSwap(most, workers) {
 		most = ucxWorkers.Load()
@@ -185,7 +187,7 @@ func ucxParams(op string, params map[string]string) (map[string]string, error) {
 		if params == nil {
 			params = map[string]string{}
 		}
-		params["num_workers"] = strconv.FormatInt(most, 10)
+		params["num_workers"] = strconv.FormatInt(most+threads, 10)
 	}
 	return params, nil
 }

@@ -26,8 +26,10 @@ func TestUCXParametersThatCrashAreRefused(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// forgetWorkers spares the tests after this one the workers that it asks for. No thread that lives on may have taken one.
+// forgetWorkers spares the tests after this one the workers that it asks for. No thread that lives on may have taken one: in an
+// engine of a later test, at the same address, it would take that worker again, which is not there. So the test's own ends with it.
 func forgetWorkers(t *testing.T) {
+	runtime.LockOSThread()
 	before := ucxWorkers.Load()
 	t.Cleanup(func() { ucxWorkers.Store(before) })
 }
@@ -76,8 +78,49 @@ func TestBackendAfterOneWithMoreWorkersHasAsMany(t *testing.T) {
 			require.NoError(t, r.Close())
 		}
 	}
-	raised, err := ucxParams("test", given)
+	raised, err := ucxParams("test", map[string]string{"num_threads": "3"})
+	require.NoError(t, err)
+	require.Equal(t, "7", raised["num_workers"], "three are its threads' own")
+	raised, err = ucxParams("test", given)
 	require.NoError(t, err)
 	require.Equal(t, workers, raised["num_workers"])
 	require.Equal(t, map[string]string{"num_workers": "1"}, given, "the caller's map is the caller's")
+}
+
+// Natively every transfer that the thread makes with the second agent is -2, if its engine lies where the first's was: the thread
+// still has a worker of the first. Closing forgets that, but only for the thread that closes.
+func TestTransfersOfAThreadThatHadAWorkerOfAClosedAgent(t *testing.T) {
+	forgetWorkers(t)
+	work, done := make(chan func()), make(chan struct{})
+	defer close(work)
+	go func() {
+		runtime.LockOSThread()
+		for f := range work {
+			f()
+			done <- struct{}{}
+		}
+	}()
+	owner := newUCX(t, Config{})
+	src, dst := registered(t, owner, 4096), mustBuffer(t, 4096)
+	for round := range 5 {
+		for _, params := range []map[string]string{{"num_workers": "2"}, nil, {"num_threads": "1"}} {
+			r, err := NewAgent("", Config{})
+			require.NoError(t, err)
+			_, err = r.CreateBackend("UCX", params)
+			require.NoError(t, err)
+			_, err = r.Register(dst)
+			require.NoError(t, err)
+			introduce(t, owner, r)
+			remote, err := r.PrepareRemote(owner.Name(), DRAM, blocks(src, 4096))
+			require.NoError(t, err)
+			local, err := r.PrepareLocal(DRAM, blocks(dst, 4096))
+			require.NoError(t, err)
+			var x *Transfer
+			work <- func() { x, err = r.NewTransfer(Read, local, nil, remote, nil, TransferOptions{}) }
+			<-done
+			require.NoError(t, err, "round %d, %v", round, params)
+			finish(t, x)
+			require.NoError(t, r.Close())
+		}
+	}
 }
